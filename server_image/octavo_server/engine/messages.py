@@ -1,0 +1,167 @@
+"""Messages between API processes and the engine process.
+
+One Unix socket per API process; a frame is a 4-byte big-endian length and a msgpack array `[kind, fields…]` in the
+order of the dataclass. The engine owns every request: an id lives from its Submit to its Finished, which the engine
+sends exactly once. A lost connection aborts all requests of that connection. Outputs for unknown ids are dropped by
+the API process (they belong to requests it has aborted).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens of one request are drawn. Defaults are greedy-free OpenAI defaults."""
+
+    temperature: float = 1.0
+    """0 = greedy."""
+    top_k: int = 0
+    """0 = all tokens."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    """64 bits; the API process draws them from the system when the request gives none."""
+    choice_index: int = 0
+    """Random numbers are keyed by (seed, choice index, position)."""
+    logprobs: int = -1
+    """-1 = none, 0 = the drawn token's alone, k = the k most likely as well."""
+    prompt_logprobs: int = -1
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    stop_token_ids: list[int] = field(default_factory=list)
+    """End-of-sequence ids of the model included, unless ignore_eos."""
+    min_tokens: int = 0
+    """Stop token ids have probability 0 before that many tokens."""
+
+
+@dataclass(frozen=True)
+class Submit:
+    """API → engine: a new request."""
+
+    request_id: int
+    """API process number in the upper 16 bits; unique among living requests."""
+    prompt_token_ids: bytes
+    """int32, little endian."""
+    sampling: SamplingParams
+    max_new_tokens: int
+    block_digests: list[bytes] = field(default_factory=list)
+    """SHA-256 chain of the prompt's full blocks: digest_i = H(digest_{i-1}, tokens of block i, adapter, salt); see blocks.digests."""
+    digest_seed: bytes = b""
+    """Parent of the first block: hash of adapter and salt; the engine extends the chain over generated tokens."""
+    priority: int = 0
+    """Lower runs first."""
+    resume_token_ids: bytes = b""
+    """Tokens already generated and sent before an engine restart (int32): they count as generated, are not sent again."""
+
+
+@dataclass(frozen=True)
+class Abort:
+    """API → engine: stop now. Also sent when a stop string was found."""
+
+    request_id: int
+    kept_tokens: int
+    """Generated tokens that count for usage; cache entries past them are withdrawn."""
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the token's own, then the most likely ones."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """New tokens of one request in one step."""
+
+    request_id: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    """Empty unless asked for; else one entry per token."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Once, with the first output, when asked for; entry 0 is None."""
+    cached_tokens: int = -1
+    """Prompt tokens found in the prefix cache; -1 after the first output."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Engine → API: all outputs of one step for this API process."""
+
+    outputs: list[RequestOutput]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Engine → API: the request is over and its blocks are free. Exactly once per Submit."""
+
+    request_id: int
+    reason: str
+    """`stop` (a stop token id), `length`, `abort`, `error`."""
+    message: str = ""
+    stop_token_id: int = -1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Engine → API while starting: what is being done."""
+
+    stage: str
+    percent: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Engine → API: a token was generated, requests may come."""
+
+    model_name: str
+    vocabulary_size: int
+    max_length_tokens: int
+    block_size_tokens: int
+    capacity_tokens: int
+    """Tokens of all pages but page 0."""
+    device: str
+    dtype: str
+    quantization: str
+    attention_backend: str
+    fallback_reasons: list[str]
+
+
+@dataclass(frozen=True)
+class StartupFailed:
+    """Engine → API: the engine cannot start for a reason that a person must mend; the server exits with code 2."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Engine → API, at most every 250 ms and at once on change to idle: gauges, and counters since the engine's start."""
+
+    running: int
+    waiting: int
+    active_blocks: int
+    cached_blocks: int
+    free_blocks: int
+    allocated_slots: int
+    used_slots: int
+    preemptions_total: int
+    prefix_queried_tokens_total: int
+    prefix_hit_tokens_total: int
+    prompt_tokens_total: int
+    generation_tokens_total: int
+    steps_total: int
+    queue_seconds: list[float]
+    """Times from arrival to first scheduling of requests scheduled since the last Stats."""
+
+
+Message = Submit | Abort | Outputs | Finished | Progress | Ready | StartupFailed | Stats
