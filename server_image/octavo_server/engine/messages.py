@@ -49,13 +49,15 @@ class Submit:
     sampling: SamplingParams
     max_new_tokens: int
     block_digests: list[bytes] = field(default_factory=list)
-    """SHA-256 chain of the prompt's full blocks: digest_i = H(digest_{i-1}, tokens of block i, adapter, salt); see blocks.digests."""
+    """SHA-256 chain of the prompt's full blocks, see engine/digests.py; empty = the engine computes it."""
     digest_seed: bytes = b""
-    """Parent of the first block: hash of adapter and salt; the engine extends the chain over generated tokens."""
+    """Parent of the first block: hash of adapter and salt (digests.digest_seed); the engine extends the chain over
+    generated tokens. Empty = no adapter, no salt."""
     priority: int = 0
     """Lower runs first."""
     resume_token_ids: bytes = b""
-    """Tokens already generated and sent before an engine restart (int32): they count as generated, are not sent again."""
+    """Tokens already generated and sent before an engine restart (int32): they count as generated and are not sent
+    again."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class StartupFailed:
 
 @dataclass(frozen=True)
 class Stats:
-    """Engine → API, at most every 250 ms and at once on change to idle: gauges, and counters since the engine's start."""
+    """Engine → API, at most every 250 ms and at once on change to idle: gauges, and counters since engine start."""
 
     running: int
     waiting: int
