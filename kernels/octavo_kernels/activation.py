@@ -1,0 +1,19 @@
+"""The gated activation between the two products of a Llama-shaped feed-forward layer."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(gate) · up.
+
+    gate_up: `[tokens, 2·n]`, gate first.
+    out: `[tokens, n]` receives the result; None allocates.
+    Returns out.
+    """
+    if gate_up.shape[-1] % 2:
+        raise ValueError(f"gate_up has {gate_up.shape[-1]} columns; it must have an even number, gate first, then up")
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.mul(F.silu(gate), up, out=out) if out is not None else F.silu(gate).mul_(up)

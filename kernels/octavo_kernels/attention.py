@@ -1,0 +1,128 @@
+"""The one entry point to attention over a paged pool: `plan` once per step, `run` once per layer."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import torch
+
+from octavo_kernels.batch import Batch, check_batch
+from octavo_kernels.cpu import CpuBackend
+from octavo_kernels.reference import ReferenceBackend
+from octavo_kernels.shape import AttentionShape, AttentionVariant
+
+BackendName = Literal["Auto", "Reference", "CPU", "Triton"]
+
+
+class Backend(Protocol):
+    """What a backend does: `plan` keeps what `run` needs; `run` may be called any number of times after it."""
+
+    name: str
+
+    def plan(self, batch: Batch) -> None: ...
+
+    def run(self, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None: ...
+
+
+class PagedAttention:
+    """Causal attention of new tokens over a paged pool, for prefill, decode and any mix of the two.
+
+    shape, variant: sizes and score function.
+    device: where q, kv and out live.
+    backend: `Auto` takes `CPU` for host memory and `Triton` for a GPU; `Reference` is slow and exact.
+    max_tokens, max_sequences: the largest batch that will be planned.
+    Raises ValueError for a backend that cannot serve the device, RuntimeError where Triton is missing.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        variant: AttentionVariant | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        backend: BackendName = "Auto",
+        max_tokens: int = 8192,
+        max_sequences: int = 1024,
+    ) -> None:
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}; it must be at least 1")
+        if max_sequences < 1:
+            raise ValueError(f"max_sequences is {max_sequences}; it must be at least 1")
+        self.shape = shape
+        self.variant = variant or AttentionVariant()
+        self.device = torch.device(device)
+        self.max_tokens = max_tokens
+        self.max_sequences = max_sequences
+        self._backend = _make_backend(backend, self)
+        self._planned = False
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend in use: `Reference`, `CPU` or `Triton`."""
+        return self._backend.name
+
+    def plan(
+        self,
+        query_starts: torch.Tensor,
+        kv_lengths: torch.Tensor,
+        page_table: torch.Tensor,
+        slots: torch.Tensor | None = None,
+    ) -> None:
+        """Prepares a step.
+
+        query_starts: int32 `[batch + 1]`, prefix sum of new tokens.
+        kv_lengths: int32 `[batch]`, tokens in the cache, the new ones included.
+        page_table: int32 `[max_sequences, max_pages_per_sequence]`; unused entries are 0.
+        slots: int32 `[batch]`, the page-table row of each sequence; None means 0 … batch − 1.
+        Raises ValueError where a tensor's shape or dtype is wrong or the batch is larger than max_sequences.
+        """
+        self._backend.plan(check_batch(query_starts, kv_lengths, page_table, slots, max_sequences=self.max_sequences))
+        self._planned = True
+
+    def run(self, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None = None) -> None:
+        """Attends with the last plan, for one layer.
+
+        q, out: shape.dtype `[tokens, query_heads, head_size]`, packed by sequence; out is overwritten.
+        kv: shape.kv_dtype `[pages, 2, kv_heads, page_size, head_size]`, contiguous, new tokens already appended.
+        lse: float32 `[tokens, query_heads]`, receives the natural logarithm of the softmax's denominator.
+        Rows that see nothing give 0 and −inf. Rows past the last sequence's are left as they are.
+        Raises ValueError where a tensor's shape, dtype or layout is wrong, RuntimeError before the first plan.
+        """
+        if not self._planned:
+            raise RuntimeError("run was called before plan; call plan once per step")
+        self._check_run(q, kv, out, lse)
+        self._backend.run(q, kv, out, lse)
+
+    def _check_run(self, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        shape = self.shape
+        rows = (q.shape[0], shape.query_heads, shape.head_size)
+        if q.shape != rows or out.shape != rows:
+            raise ValueError(
+                f"q has shape {list(q.shape)} and out {list(out.shape)}; both must be"
+                f" [tokens, {shape.query_heads}, {shape.head_size}]"
+            )
+        if q.shape[0] > self.max_tokens:
+            raise ValueError(f"q has {q.shape[0]} tokens; this PagedAttention was made for {self.max_tokens}")
+        if kv.shape[1:] != shape.pool_shape(0)[1:] or not kv.is_contiguous():
+            raise ValueError(
+                f"kv has shape {list(kv.shape)} and strides {list(kv.stride())}; it must be contiguous"
+                f" [pages, 2, {shape.kv_heads}, {shape.page_size}, {shape.head_size}]"
+            )
+        if q.dtype != shape.dtype or out.dtype != shape.dtype or kv.dtype != shape.pool_dtype:
+            raise ValueError(
+                f"q, out and kv have dtypes {q.dtype}, {out.dtype} and {kv.dtype}; this PagedAttention was made for"
+                f" {shape.dtype}, {shape.dtype} and {shape.pool_dtype}"
+            )
+        if lse is not None and (lse.dtype != torch.float32 or lse.shape != rows[:2]):
+            raise ValueError(f"lse is {lse.dtype} {list(lse.shape)}; it must be float32 {list(rows[:2])}")
+
+
+def _make_backend(name: BackendName, attention: PagedAttention) -> Backend:
+    chosen = name if name != "Auto" else "CPU" if attention.device.type == "cpu" else "Triton"
+    if chosen == "Reference":
+        return ReferenceBackend(attention.shape, attention.variant)
+    if chosen == "CPU":
+        if attention.device.type != "cpu":
+            raise ValueError(f"backend CPU cannot serve device {attention.device}; use Triton or Auto")
+        return CpuBackend(attention.shape, attention.variant)
+    raise ValueError(f"backend is {name!r}; it must be one of Auto, Reference, CPU")

@@ -1,0 +1,33 @@
+"""RMSNorm, with the residual addition fused in."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) · weight over the last dimension (Zhang and Sennrich 2019), in float32 inside.
+
+    x: `[tokens, hidden]`, float16, bfloat16, float32 or float64.
+    weight: `[hidden]`.
+    residual: `[tokens, hidden]` or None. Given, it becomes residual + x **in place**, and that sum is normalised.
+    out: `[tokens, hidden]` receives the result; may be x. None allocates.
+    Returns out.
+    """
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(f"weight has shape {list(weight.shape)}; for x {list(x.shape)} it must be [{x.shape[-1]}]")
+    if residual is not None:
+        if residual.shape != x.shape or residual.dtype != x.dtype:
+            raise ValueError(
+                f"residual is {residual.dtype} {list(residual.shape)}; it must be {x.dtype} {list(x.shape)} like x"
+            )
+        x = residual.add_(x)
+    normed = F.rms_norm(x, weight.shape, weight, eps)
+    return normed if out is None else out.copy_(normed)

@@ -1,0 +1,103 @@
+"""Paged attention in plain torch: slow, obvious, and the truth that every other backend is tested against."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo_kernels.batch import Batch
+from octavo_kernels.shape import AttentionShape, AttentionVariant
+
+
+def dense_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    variant: AttentionVariant,
+    *,
+    kv_length: int,
+    compute_dtype: torch.dtype,
+    first_position: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of one sequence's new tokens over its keys and values.
+
+    q: `[n, query_heads, head_size]`, the last n tokens of a sequence of kv_length tokens.
+    k, v: `[kv_heads, m, head_size]`, the positions first_position … first_position + m − 1; all of them finite.
+    Returns out `[n, query_heads, head_size]` in compute_dtype and lse `[n, query_heads]` (natural logarithm).
+    A query that sees no position gives 0 and −inf.
+    """
+    new_tokens, query_heads, head_size = q.shape
+    kv_heads, positions_kept, _ = k.shape
+    group = query_heads // kv_heads
+    queries = q.to(compute_dtype).view(new_tokens, kv_heads, group, head_size).permute(1, 2, 0, 3)
+    keys = k.to(compute_dtype)[:, None]
+    values = v.to(compute_dtype)[:, None]
+    scores = queries @ keys.transpose(-1, -2) * variant.scale_for(head_size)
+    if variant.soft_cap is not None:
+        scores = torch.tanh(scores / variant.soft_cap) * variant.soft_cap
+    query_position = torch.arange(kv_length - new_tokens, kv_length, device=q.device)[:, None]
+    key_position = torch.arange(first_position, first_position + positions_kept, device=q.device)[None, :]
+    visible = key_position <= query_position
+    if variant.window is not None:
+        visible &= key_position > query_position - variant.window
+    scores = scores.masked_fill(~visible, float("-inf"))
+    lse = torch.logsumexp(scores, dim=-1) if positions_kept else scores.new_full(scores.shape[:-1], float("-inf"))
+    empty = torch.isneginf(lse)
+    weights = torch.exp(scores - lse.masked_fill(empty, 0.0)[..., None])
+    out = weights @ values
+    return out.permute(2, 0, 1, 3).reshape(new_tokens, query_heads, head_size), lse.permute(2, 0, 1).reshape(
+        new_tokens, query_heads
+    )
+
+
+def visible_range(new_tokens: int, kv_length: int, window: int | None) -> tuple[int, int]:
+    """Positions that at least one of the new tokens sees: from (included) and to (excluded)."""
+    if window is None:
+        return 0, kv_length
+    return max(0, kv_length - new_tokens + 1 - window), kv_length
+
+
+class ReferenceBackend:
+    """Works in float64 when the operands are float64, else in compute_dtype; reads only slots that hold a token."""
+
+    name = "Reference"
+
+    def __init__(
+        self, shape: AttentionShape, variant: AttentionVariant, compute_dtype: torch.dtype = torch.float32
+    ) -> None:
+        self._shape = shape
+        self._variant = variant
+        self._compute_dtype = torch.float64 if shape.dtype == torch.float64 else compute_dtype
+        self._sequences: list[tuple[int, int, int, torch.Tensor]] = []
+
+    def plan(self, batch: Batch) -> None:
+        """Reads the batch on the host: (first row, last row, kv length, pages) of each sequence."""
+        starts = batch.query_starts.tolist()
+        table = batch.page_table.cpu()
+        self._sequences = [
+            (starts[index], starts[index + 1], length, table[slot].long())
+            for index, (length, slot) in enumerate(zip(batch.kv_lengths.tolist(), batch.slots.tolist(), strict=True))
+        ]
+
+    def run(self, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        """Writes out and, where given, lse; rows of no sequence stay as they are."""
+        page_size = self._shape.page_size
+        for first_row, last_row, kv_length, pages in self._sequences:
+            new_tokens = last_row - first_row
+            if new_tokens == 0:
+                continue
+            low, high = visible_range(new_tokens, kv_length, self._variant.window)
+            position = torch.arange(low, high)
+            page = pages[position // page_size].to(kv.device)
+            tokens = kv[page, :, :, (position % page_size).to(kv.device)]
+            result, result_lse = dense_attention(
+                q[first_row:last_row],
+                tokens[:, 0].transpose(0, 1),
+                tokens[:, 1].transpose(0, 1),
+                self._variant,
+                kv_length=kv_length,
+                compute_dtype=self._compute_dtype,
+                first_position=low,
+            )
+            out[first_row:last_row] = result.to(out.dtype)
+            if lse is not None:
+                lse[first_row:last_row] = result_lse.to(lse.dtype)

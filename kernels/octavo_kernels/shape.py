@@ -1,0 +1,88 @@
+"""What a caller fixes once about its attention: sizes and dtypes (the shape) and the score function (the variant)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+PAGE_SIZES = (8, 16, 32, 64, 128, 256)
+OPERAND_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MIN_HEAD_SIZE, MAX_HEAD_SIZE = 16, 256
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Sizes of one attention layer over a paged pool.
+
+    query_heads: heads of `q` and `out` on this device; a multiple of kv_heads.
+    kv_heads: heads of the pool on this device.
+    head_size: elements of one head, 16 to 256, a multiple of 8.
+    page_size: tokens of one page, one of PAGE_SIZES.
+    dtype: dtype of `q` and `out`.
+    kv_dtype: dtype of the pool; None means the same as dtype.
+    Raises ValueError with the field, the value and the limit.
+    """
+
+    query_heads: int
+    kv_heads: int
+    head_size: int
+    page_size: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if self.kv_heads < 1:
+            raise ValueError(f"kv_heads is {self.kv_heads}; it must be at least 1")
+        if self.query_heads < 1 or self.query_heads % self.kv_heads:
+            raise ValueError(f"query_heads is {self.query_heads}; it must be a multiple of kv_heads ({self.kv_heads})")
+        if not MIN_HEAD_SIZE <= self.head_size <= MAX_HEAD_SIZE or self.head_size % 8:
+            raise ValueError(
+                f"head_size is {self.head_size}; it must be a multiple of 8 from {MIN_HEAD_SIZE} to {MAX_HEAD_SIZE}"
+            )
+        if self.page_size not in PAGE_SIZES:
+            raise ValueError(f"page_size is {self.page_size}; it must be one of {', '.join(map(str, PAGE_SIZES))}")
+        for name, dtype in (("dtype", self.dtype), ("kv_dtype", self.pool_dtype)):
+            if dtype not in OPERAND_DTYPES:
+                raise ValueError(f"{name} is {dtype}; it must be one of {', '.join(map(str, OPERAND_DTYPES))}")
+
+    @property
+    def pool_dtype(self) -> torch.dtype:
+        """The pool's dtype, with the default resolved."""
+        return self.dtype if self.kv_dtype is None else self.kv_dtype
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that read the same KV head."""
+        return self.query_heads // self.kv_heads
+
+    def pool_shape(self, pages: int) -> tuple[int, int, int, int, int]:
+        """Shape of one layer's pool: `[pages, 2, kv_heads, page_size, head_size]`."""
+        return (pages, 2, self.kv_heads, self.page_size, self.head_size)
+
+
+@dataclass(frozen=True)
+class AttentionVariant:
+    """The score function: softmax over `cap(scale · q·k)` of the positions that a query sees.
+
+    scale: factor of q·k; None means 1/√head_size.
+    soft_cap: c > 0 replaces each scaled score s by c · tanh(s / c); None for none.
+    window: a query at position p sees positions p − window + 1 … p only; None for all up to p.
+    """
+
+    scale: float | None = None
+    soft_cap: float | None = None
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale is not None and not (math.isfinite(self.scale) and self.scale > 0):
+            raise ValueError(f"scale is {self.scale}; it must be finite and above 0, or None for 1/sqrt(head_size)")
+        if self.soft_cap is not None and not (math.isfinite(self.soft_cap) and self.soft_cap > 0):
+            raise ValueError(f"soft_cap is {self.soft_cap}; it must be finite and above 0, or None for no cap")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window is {self.window}; it must be at least 1 token, or None for no window")
+
+    def scale_for(self, head_size: int) -> float:
+        """The factor of q·k for this head size."""
+        return head_size**-0.5 if self.scale is None else self.scale
