@@ -20,7 +20,7 @@ SUMMARY = re.compile(r"^=+ (?P<counts>.*\S) in (?P<seconds>[\d.]+)s\b.*=+$")
 COUNT = re.compile(r"(\d+) ([a-z]+)")
 ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warnings", "errors")
 NO_TESTS_COLLECTED = 5
-PHASES = (
+PHASES: tuple[tuple[str, list[str], dict[str, str]], ...] = (
     ("without a cluster", ["-m", "not cluster", "-n", "2", "--dist", "worksteal"], {"OMP_NUM_THREADS": "1"}),
     ("on the local cluster", ["-m", "cluster"], {}),
 )
