@@ -58,3 +58,60 @@ class EngineConfig:
     tensor_parallel: int = 1
     cpu_threads: int = 0
     """Threads of torch on a CPU; 0 = one per core this process may use."""
+
+
+@dataclass(frozen=True)
+class LimitsConfig:
+    """What one HTTP request may ask for; what is above is refused with a 4xx that names the field."""
+
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_choices: int = 64
+    """Prompts of the request × n."""
+    max_stop_strings: int = 16
+    max_stop_characters: int = 512
+    """Length of each stop string."""
+    max_logit_bias: int = 1024
+    max_logprobs: int = 20
+    max_messages: int = 4096
+
+
+@dataclass(frozen=True)
+class ApiConfig:
+    """The HTTP side."""
+
+    host: str = "0.0.0.0"  # noqa: S104  a pod serves on all its addresses
+    port: int = 8000
+    api_key: str = field(default="", repr=False)
+    """Empty = no key is asked for."""
+    chat_template: str = ""
+    """A file that replaces the model's own template."""
+    drain_notice_seconds: float = 5.0
+    """After SIGTERM, time in which new requests are still served while the endpoint is taken out of Services."""
+    drain_seconds: float = 30.0
+    """Time that running requests get after the listener has closed."""
+    log_level: str = "info"
+    access_log: bool = False
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+
+
+@dataclass(frozen=True)
+class FetchConfig:
+    """Where model files come from and go to."""
+
+    model: str
+    """A path, file://, pvc:// or hf:// location."""
+    format: str = "Auto"
+    revision: str = ""
+    to: str = ""
+    """Folder for downloaded files; empty = the Hub's own cache."""
+    check: bool = False
+    max_length_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """All of `octavo-server serve`."""
+
+    engine: EngineConfig
+    api: ApiConfig = field(default_factory=ApiConfig)
+    source: FetchConfig = field(default_factory=lambda: FetchConfig(model=""))

@@ -1,0 +1,152 @@
+"""The settings of each command, as tables, and the frozen dataclasses made from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo_server.config import (
+    ApiConfig,
+    CacheConfig,
+    EngineConfig,
+    FetchConfig,
+    LimitsConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServeConfig,
+)
+from octavo_server.contract import (
+    BLOCK_SIZES,
+    DEVICES,
+    DTYPES,
+    FORMATS,
+    HTTP_PORT,
+    KV_DTYPES,
+    QUANTIZATIONS,
+    SWITCH,
+)
+from octavo_server.flags import Option
+
+_MODEL = "model"
+_ENGINE = "engine"
+_CACHE = "KV cache and scheduling"
+_HTTP = "HTTP"
+_LIMITS = "limits of one request"
+_LIMIT = LimitsConfig()
+
+_SOURCE = (
+    Option("model", "a folder or file, or a location: hf://org/name, file:///path", _MODEL, required=True,
+           metavar="PATH_OR_URI"),
+    Option("format", "form of the weights", _MODEL, "choice", "Auto", FORMATS),
+    Option("revision", "branch, tag or commit of an hf:// model", _MODEL, metavar="REVISION"),
+    Option("max-length", "longest prompt + answer; 0 = what the model allows, cut to what fits", _MODEL, "integer", 0,
+           minimum=0, metavar="TOKENS"),
+)  # fmt: skip
+
+SERVE = (
+    *_SOURCE,
+    Option("served-name", "name of the model in the HTTP interface; empty = last part of the path", _MODEL,
+           metavar="NAME"),
+    Option("chat-template", "a jinja file in place of the model's own chat template", _MODEL, metavar="FILE"),
+    Option("device", "where the engine computes", _ENGINE, "choice", "Auto", DEVICES),
+    Option("dtype", "number format of weights and activations", _ENGINE, "choice", "Auto", DTYPES),
+    Option("quantization", "smaller weights at load", _ENGINE, "choice", "None", QUANTIZATIONS),
+    Option("tensor-parallel", "GPUs that share one model", _ENGINE, "integer", 1, minimum=1, maximum=64,
+           metavar="GPUS"),
+    Option("cpu-threads", "threads of the engine on a CPU; 0 = one per core", _ENGINE, "integer", 0, minimum=0,
+           maximum=4096, metavar="THREADS"),
+    Option("kv-dtype", "number format of the KV cache", _CACHE, "choice", "Auto", KV_DTYPES),
+    Option("block-size", "tokens per page of the KV cache; 0 = 16", _CACHE, "integer", 0, BLOCK_SIZES,
+           metavar="0|8|16|32|64|128|256"),
+    Option("memory-percent", "share of the GPU's memory for weights, graphs and cache", _CACHE, "integer", 92,
+           minimum=1, maximum=100, metavar="PERCENT"),
+    Option("pool-bytes", "size of the KV cache; 0 = from --memory-percent, on a CPU 1 GiB or a quarter of what is free",
+           _CACHE, "integer", 0, minimum=0, metavar="BYTES"),
+    Option("prefix-caching", "keep the cache of prompts for later requests that begin alike", _CACHE, "choice",
+           "Enabled", SWITCH),
+    Option("max-batched-tokens", "tokens that one engine step may compute", _CACHE, "integer", 8192, minimum=1,
+           metavar="TOKENS"),
+    Option("max-sequences", "requests that run at once", _CACHE, "integer", 1024, minimum=1, maximum=65536,
+           metavar="COUNT"),
+    Option("host", "address to listen on", _HTTP, "text", "0.0.0.0", metavar="ADDRESS"),  # noqa: S104
+    Option("port", "port to listen on", _HTTP, "integer", HTTP_PORT, minimum=1, maximum=65535),
+    Option("api-key", "key that clients must send as bearer token", _HTTP, secret=True),
+    Option("drain-notice-seconds", "after SIGTERM, time in which new requests are still served", _HTTP, "number", 5.0,
+           minimum=0, maximum=600, metavar="SECONDS"),
+    Option("drain-seconds", "time that running requests get after that", _HTTP, "number", 30.0, minimum=0,
+           maximum=86_400, metavar="SECONDS"),
+    Option("log-level", "how much is logged", _HTTP, "choice", "info", ("debug", "info", "warning", "error")),
+    Option("access-log", "one log line per HTTP request", _HTTP, "choice", "Disabled", SWITCH),
+    Option("max-body-bytes", "size of a request's body", _LIMITS, "integer", _LIMIT.max_body_bytes, minimum=1024,
+           metavar="BYTES"),
+    Option("max-choices", "prompts of one request × n", _LIMITS, "integer", _LIMIT.max_choices, minimum=1,
+           metavar="COUNT"),
+    Option("max-stop-strings", "stop strings of one request", _LIMITS, "integer", _LIMIT.max_stop_strings, minimum=1,
+           metavar="COUNT"),
+    Option("max-stop-characters", "length of one stop string", _LIMITS, "integer", _LIMIT.max_stop_characters,
+           minimum=1, metavar="COUNT"),
+    Option("max-logit-bias", "entries of logit_bias", _LIMITS, "integer", _LIMIT.max_logit_bias, minimum=1,
+           metavar="COUNT"),
+    Option("max-logprobs", "log-probabilities per token", _LIMITS, "integer", _LIMIT.max_logprobs, minimum=0,
+           maximum=1000, metavar="COUNT"),
+    Option("max-messages", "messages of one chat request", _LIMITS, "integer", _LIMIT.max_messages, minimum=1,
+           metavar="COUNT"),
+)  # fmt: skip
+
+FETCH = (
+    *_SOURCE,
+    Option("to", "folder for the files; empty = the Hub's own cache", _MODEL, metavar="FOLDER"),
+)
+
+
+def serve_config(values: dict[str, Any]) -> ServeConfig:
+    """The settings of `serve` from resolved options; the model's path is still the location as given."""
+    model = ModelConfig(
+        path=values["model"],
+        format=values["format"],
+        served_name=values["served_name"],
+        max_length_tokens=values["max_length"],
+        dtype=values["dtype"],
+        quantization=values["quantization"],
+    )
+    cache = CacheConfig(
+        block_size_tokens=values["block_size"] or CacheConfig.block_size_tokens,
+        dtype=values["kv_dtype"],
+        memory_percent=values["memory_percent"],
+        pool_bytes=values["pool_bytes"],
+        prefix_caching=values["prefix_caching"] == "Enabled",
+    )
+    engine = EngineConfig(
+        model=model,
+        cache=cache,
+        scheduler=SchedulerConfig(values["max_batched_tokens"], values["max_sequences"]),
+        device=values["device"],
+        tensor_parallel=values["tensor_parallel"],
+        cpu_threads=values["cpu_threads"],
+    )
+    limits = LimitsConfig(
+        **{name: values[name] for name in LimitsConfig.__dataclass_fields__},
+    )
+    api = ApiConfig(
+        host=values["host"],
+        port=values["port"],
+        api_key=values["api_key"],
+        chat_template=values["chat_template"],
+        drain_notice_seconds=values["drain_notice_seconds"],
+        drain_seconds=values["drain_seconds"],
+        log_level=values["log_level"],
+        access_log=values["access_log"] == "Enabled",
+        limits=limits,
+    )
+    return ServeConfig(engine, api, fetch_config({**values, "to": ""}))
+
+
+def fetch_config(values: dict[str, Any], *, check: bool = False) -> FetchConfig:
+    """The settings of `fetch` from resolved options."""
+    return FetchConfig(
+        model=values["model"],
+        format=values["format"],
+        revision=values["revision"],
+        to=values["to"],
+        check=check,
+        max_length_tokens=values["max_length"],
+    )
