@@ -96,7 +96,8 @@ def install(uv: str) -> None:
     """The pinned requirements, then Octavo's four packages, editable."""
     say("installing the pinned requirements (a first time downloads about 3 GB, mostly torch)")
     target = ["--python", str(PYTHON)]
-    run([uv, "pip", "install", "--quiet", *target, "--require-hashes", "-r", str(REQUIREMENTS)])
+    # The set is complete: resolving it again would only pull in what the overrides leave out on purpose.
+    run([uv, "pip", "install", "--quiet", *target, "--no-deps", "--require-hashes", "-r", str(REQUIREMENTS)])
     editable = [word for package in PACKAGES for word in ("-e", str(ROOT / package))]
     run([uv, "pip", "install", "--quiet", *target, "--no-deps", "--no-build-isolation", *editable])
 
