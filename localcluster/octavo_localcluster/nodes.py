@@ -1,6 +1,7 @@
 """The nodes file: which nodes a local cluster shows, which volumes they hold, which program stands for which image.
 
-The control plane reads it to write certificates and PersistentVolumes, the node agent to register nodes and to run pods.
+The control plane reads it to write certificates and PersistentVolumes, the node agent to register nodes and to run
+pods.
 """
 
 from __future__ import annotations
@@ -130,9 +131,7 @@ def resolve_path(path: str) -> Path:
         name = path.removeprefix("package:")
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
         if spec is None or not spec.submodule_search_locations:
-            raise ValueError(
-                f"{path!r}: no package {name!r} is installed in {sys.prefix}; install it with pip --no-deps"
-            )
+            raise ValueError(f"{path!r}: no package {name!r} is installed in {sys.prefix}; install it first")
         return Path(spec.submodule_search_locations[0]).resolve()
     folder = Path(path)
     if not folder.is_absolute():
@@ -150,8 +149,8 @@ def program_path(name: str) -> str:
 def program_for_image(programs: dict[str, str], image: str) -> str | None:
     """The program that stands for an image, or None.
 
-    A pattern matches the whole reference or its last part, so any registry prefix is accepted; a reference without a tag
-    counts as `:latest`, a digest is ignored. A longer pattern wins over a shorter one.
+    A pattern matches the whole reference or its last part, so any registry prefix is accepted; a reference without a
+    tag counts as `:latest`, a digest is ignored. A longer pattern wins over a shorter one.
     """
     reference = image.partition("@")[0]
     last = reference.rpartition("/")[2]
@@ -168,9 +167,7 @@ def parse_nodes(content: Any, *, source: str = "nodes file") -> NodesFile:
     if content is None:
         content = {}
     if not isinstance(content, dict):
-        raise NodesFileError(
-            f"{source}: expected a mapping with nodes, persistentVolumes, images; found a {_kind(content)}"
-        )
+        raise NodesFileError(f"{source}: expected nodes, persistentVolumes, images; found a {_kind(content)}")
     try:
         return NodesFile.model_validate(content)
     except ValidationError as error:
