@@ -1,0 +1,183 @@
+"""A model in a folder with config.json and safetensors files (one file, or several with an index)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo_server.weights.spec import ModelError, ModelSpec, RopeSpec, unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+_NAMES = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
+_LAYER_NAMES = {
+    "attention_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+_DTYPES = {"float32": "Float32", "bfloat16": "BFloat16", "float16": "Float16"}
+
+
+class SafetensorsModel:
+    """Reads tensors one at a time from memory-mapped files, in their stored dtype."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files = _tensor_files(folder)
+        self.spec = _spec(folder, set(self._files), sum(path.stat().st_size for path in set(self._files.values())))
+        self._open: dict[Path, Any] = {}
+
+    def has(self, name: str) -> bool:
+        return _file_name(name) in self._files
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A tensor `[out, in]`, or `[size]` for norms and biases; raises ModelError when it is missing or damaged."""
+        from safetensors import SafetensorError, safe_open
+
+        path = self._files.get(_file_name(name))
+        if path is None:
+            raise ModelError("ModelUnreadable", f"model {self.folder}: tensor {_file_name(name)} is missing")
+        try:
+            if path not in self._open:
+                self._open[path] = safe_open(path, framework="pt", device="cpu")
+            result: torch.Tensor = self._open[path].get_tensor(_file_name(name))
+        except (OSError, SafetensorError) as error:
+            raise ModelError("ModelUnreadable", f"model file {path}: {error}; fetch the file again") from error
+        if not result.dtype.is_floating_point:
+            raise ModelError("FormatUnsupported", f"model file {path}: {name} has dtype {result.dtype}, not a float")
+        return result
+
+
+def _file_name(name: str) -> str:
+    if name in _NAMES:
+        return _NAMES[name]
+    if name.count(".") != 2:
+        return name
+    _, layer, part = name.split(".")
+    if part.endswith("_bias"):
+        return f"model.layers.{layer}.{_LAYER_NAMES[part.removesuffix('_bias')]}.bias"
+    return f"model.layers.{layer}.{_LAYER_NAMES[part]}.weight"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; ModelError says which file and why when it is none."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError("ModelUnreadable", f"model file {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError("ModelUnreadable", f"model file {path}: holds no JSON object")
+    return value
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """The file of each tensor: from the index where one exists, else from the files' own headers."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        places = {name: folder / str(file) for name, file in read_json(index).get("weight_map", {}).items()}
+        missing = sorted({path.name for path in places.values() if not path.exists()})
+        if missing:
+            raise ModelError("ModelUnreadable", f"model {folder}: {index.name} names {missing[0]}, which is missing")
+        return places
+    return {name: path for path in sorted(folder.glob("*.safetensors")) for name in _header(path)}
+
+
+def _header(path: Path) -> list[str]:
+    """Names of a file's tensors, checked against its size: 8 bytes of length, then JSON with offsets."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= size - 8:
+            raise ModelError("ModelUnreadable", f"model file {path}: damaged safetensors header; fetch the file again")
+        try:
+            header = json.loads(file.read(length))
+            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError("ModelUnreadable", f"model file {path}: damaged safetensors header ({error})") from error
+    if max(ends, default=0) + 8 + length > size:
+        raise ModelError("ModelUnreadable", f"model file {path}: cut off at {size} bytes; fetch the file again")
+    return [name for name in header if name != "__metadata__"]
+
+
+def _spec(folder: Path, tensors: set[str], size_bytes: int) -> ModelSpec:
+    config = read_json(folder / "config.json")
+    names = config.get("architectures") or ["unknown"]
+    architecture = str(names[0])
+    if architecture not in _ARCHITECTURES:
+        raise unsupported(folder.name, architecture)
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise ModelError(
+            "FormatUnsupported",
+            f"model {folder.name}: quantization_config {method} is not supported; use unquantized weights or GGUF",
+        )
+    if config.get("hidden_act", "silu") != "silu":
+        raise unsupported(folder.name, architecture, f"hidden_act {config['hidden_act']}")
+    try:
+        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        tied = bool(config.get("tie_word_embeddings", False)) or "lm_head.weight" not in tensors
+        return ModelSpec(
+            name=folder.name,
+            format="Safetensors",
+            architecture=architecture,
+            layers=int(config["num_hidden_layers"]),
+            hidden_size=hidden,
+            intermediate_size=int(config["intermediate_size"]),
+            query_heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_size=int(config.get("head_dim") or hidden // heads),
+            vocabulary_size=int(config["vocab_size"]),
+            max_length=_max_length(config),
+            rms_epsilon=float(config["rms_norm_eps"]),
+            rope=_rope(folder.name, architecture, config),
+            tied_embeddings=tied,
+            size_bytes=size_bytes,
+            stored_dtype=_DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), "Float32"),
+        )
+    except KeyError as error:
+        raise ModelError(
+            "ModelUnreadable", f"model file {folder / 'config.json'}: {error.args[0]} is missing"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise ModelError("ModelUnreadable", f"model file {folder / 'config.json'}: {error}") from error
+
+
+def _max_length(config: Mapping[str, Any]) -> int:
+    """Position limit; a sliding window narrows it, because inside the window full attention is the same."""
+    length = int(config["max_position_embeddings"])
+    window = config.get("sliding_window")
+    if window and config.get("use_sliding_window", True):
+        return min(length, int(window))
+    return length
+
+
+def _rope(name: str, architecture: str, config: Mapping[str, Any]) -> RopeSpec:
+    parameters = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    if float(config.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise unsupported(name, architecture, "partial rotary embedding")
+    if kind == "default":
+        return RopeSpec(theta)
+    if kind == "linear":
+        return RopeSpec(theta, "linear", float(parameters["factor"]))
+    if kind == "llama3":
+        return RopeSpec(
+            theta,
+            "llama3",
+            float(parameters["factor"]),
+            float(parameters["low_freq_factor"]),
+            float(parameters["high_freq_factor"]),
+            int(parameters["original_max_position_embeddings"]),
+        )
+    raise unsupported(name, architecture, f"rope scaling {kind}")
