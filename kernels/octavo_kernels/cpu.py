@@ -1,9 +1,7 @@
 """Paged attention with torch's own CPU kernels, fast enough to serve a small model.
 
-The pool is seen as rows of one (page, K or V, head): each row is a contiguous `[page_size, head_size]` block. `plan`
-computes once per step which rows each sequence needs, in the order that makes them one contiguous
-`[2, kv_heads, tokens, head_size]` after a single index_select; `run` then costs a gather and one
-scaled_dot_product_attention per sequence.
+`plan` decides once per step what to gather (cpu_plan); `run` costs, for each group of sequences, one gather of pages
+into a buffer that stays in cache and one scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -14,27 +12,31 @@ import torch
 import torch.nn.functional as F
 
 from octavo_kernels.batch import Batch
-from octavo_kernels.reference import dense_attention, visible_range
+from octavo_kernels.cpu_plan import Group, plan_groups
+from octavo_kernels.reference import dense_attention
 from octavo_kernels.shape import AttentionShape, AttentionVariant
 
 
 @dataclass(frozen=True)
-class _Sequence:
-    first_row: int
-    last_row: int
-    kv_length: int
-    # Pool rows in the order K of head 0, K of head 1, …, V of the last head; pages ascending within each.
+class _Gather:
+    """A group with its part of the shared buffer, shaped for each use."""
+
+    group: Group
+    # [pool rows, page_size · head_size], what index_select fills.
     rows: torch.Tensor
-    # First visible position, and its offset into the gathered tokens.
-    low: int
-    offset: int
-    # None: no mask is needed (one new token), or the plain causal one (is_causal).
-    mask: torch.Tensor | None
-    is_causal: bool
+    # [2 · sequences · kv_heads · width, head_size], where stale positions are cleared.
+    positions: torch.Tensor
+    # [sequences, kv_heads, visible positions, head_size].
+    k: torch.Tensor
+    v: torch.Tensor
 
 
 class CpuBackend:
-    """Backend for tensors in host memory; operands float32, bfloat16, float16 or float64."""
+    """Backend for tensors in host memory; operands float32, bfloat16, float16 or float64.
+
+    Products are made in the pool's dtype with float32 sums: a bfloat16 pool halves the memory traffic of decoding, a
+    float32 pool is exact to float32 rounding.
+    """
 
     name = "CPU"
 
@@ -42,86 +44,98 @@ class CpuBackend:
         self._shape = shape
         self._variant = variant
         self._scale = variant.scale_for(shape.head_size)
-        self._sequences: list[_Sequence] = []
+        self._buffer = torch.empty(0, dtype=shape.pool_dtype)
+        self._gathers: list[_Gather] = []
 
     def plan(self, batch: Batch) -> None:
-        """Computes each sequence's pool rows and mask; needs index tensors in host memory."""
-        starts = batch.query_starts.tolist()
-        self._sequences = [
-            self._plan_sequence(starts[index], starts[index + 1], length, batch.page_table[slot])
-            for index, (length, slot) in enumerate(zip(batch.kv_lengths.tolist(), batch.slots.tolist(), strict=True))
-            if starts[index + 1] > starts[index]
-        ]
+        """Computes what each group gathers; needs index tensors in host memory."""
+        if batch.kv_lengths.device.type != "cpu":
+            raise ValueError(f"kv_lengths is on {batch.kv_lengths.device}; the CPU backend plans from host memory")
+        groups = plan_groups(batch, self._shape, self._variant.window)
+        row_elements = self._shape.page_size * self._shape.head_size
+        needed = max((group.pool_rows.shape[0] * row_elements for group in groups), default=0)
+        if self._buffer.numel() < needed:
+            self._buffer = torch.empty(needed, dtype=self._shape.pool_dtype)
+        self._gathers = [self._gather(group) for group in groups]
 
-    def _plan_sequence(self, first_row: int, last_row: int, kv_length: int, pages: torch.Tensor) -> _Sequence:
-        shape, window = self._shape, self._variant.window
-        new_tokens = last_row - first_row
-        low, high = visible_range(new_tokens, kv_length, window)
-        first_page, end_page = low // shape.page_size, -(-high // shape.page_size)
-        needed = pages[first_page:end_page].long()
-        kinds_and_heads = torch.arange(2 * shape.kv_heads)
-        rows = (needed[None, :] * (2 * shape.kv_heads) + kinds_and_heads[:, None]).reshape(-1)
-        offset = low - first_page * shape.page_size
-        is_causal = new_tokens > 1 and new_tokens == kv_length and window is None
-        mask = None
-        if new_tokens > 1 and not is_causal:
-            query_position = torch.arange(kv_length - new_tokens, kv_length)[:, None]
-            key_position = torch.arange(low, high)[None, :]
-            mask = key_position <= query_position
-            if window is not None:
-                mask &= key_position > query_position - window
-        return _Sequence(first_row, last_row, kv_length, rows, low, offset, mask, is_causal)
+    def _gather(self, group: Group) -> _Gather:
+        shape = self._shape
+        count = group.pool_rows.shape[0]
+        rows = self._buffer[: count * shape.page_size * shape.head_size].view(count, -1)
+        positions = rows.view(-1, shape.head_size)
+        size = (2, len(group.spans), shape.kv_heads, group.width, shape.head_size)
+        k, v = positions.view(size).unbind(0)
+        if len(group.spans) == 1:
+            span = group.spans[0]
+            start = span.low - span.first_page * shape.page_size
+            end = start + span.kv_length - span.low
+            k, v = k[:, :, start:end], v[:, :, start:end]
+        return _Gather(group, rows, positions, k, v)
 
     def run(self, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Writes out and, where given, lse; rows of no sequence stay as they are."""
         shape = self._shape
-        pool_rows = kv.view(-1, shape.page_size * shape.head_size)
-        for sequence in self._sequences:
-            gathered = pool_rows.index_select(0, sequence.rows).view(2, shape.kv_heads, -1, shape.head_size)
-            end = sequence.offset + sequence.kv_length - sequence.low
-            k, v = gathered[:, :, sequence.offset : end].unbind(0)
-            queries = q[sequence.first_row : sequence.last_row]
-            result = out[sequence.first_row : sequence.last_row]
-            new_tokens = sequence.last_row - sequence.first_row
-            exact = lse is not None or self._variant.soft_cap is not None or new_tokens > sequence.kv_length
-            if exact:
-                dense, dense_lse = dense_attention(
-                    queries,
-                    k,
-                    v,
-                    self._variant,
-                    kv_length=sequence.kv_length,
-                    compute_dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
-                    first_position=sequence.low,
-                )
-                result.copy_(dense)
-                if lse is not None:
-                    lse[sequence.first_row : sequence.last_row] = dense_lse.to(lse.dtype)
+        pool = kv.view(-1, shape.page_size * shape.head_size)
+        queries = q if q.dtype == shape.pool_dtype else q.to(shape.pool_dtype)
+        for gather in self._gathers:
+            group = gather.group
+            torch.index_select(pool, 0, group.pool_rows, out=gather.rows)
+            if group.stale is not None:
+                gather.positions.index_fill_(0, group.stale, 0)
+            starved = any(span.new_tokens > span.kv_length for span in group.spans)
+            if lse is not None or starved or self._variant.soft_cap is not None:
+                self._attend_densely(q, gather, out, lse)
+            elif group.spans[0].new_tokens == 1:
+                self._attend_one_token(queries, gather, out)
             else:
-                self._attend(queries, k, v, sequence, result)
+                self._attend_many_tokens(queries, gather, out)
 
-    def _attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequence: _Sequence, out: torch.Tensor
-    ) -> None:
-        shape = self._shape
-        new_tokens = q.shape[0]
-        if k.dtype != q.dtype:
-            k, v = k.to(q.dtype), v.to(q.dtype)
-        if new_tokens == 1:
-            # The query heads of one KV head become the rows of one product.
-            packed = q.view(1, shape.kv_heads, shape.group_size, shape.head_size)
-            attended = F.scaled_dot_product_attention(packed, k[None], v[None], scale=self._scale)
-            out.copy_(attended.reshape(1, shape.query_heads, shape.head_size))
-            return
-        # The group becomes a batch dimension in which K and V repeat without a copy.
-        grouped = q.view(new_tokens, shape.kv_heads, shape.group_size, shape.head_size).permute(2, 1, 0, 3)
-        size = (shape.group_size, *k.shape)
+    def _attend_one_token(self, q: torch.Tensor, gather: _Gather, out: torch.Tensor) -> None:
+        shape, group = self._shape, gather.group
+        first, count = group.spans[0].first_row, len(group.spans)
+        rows = q[first : first + count] if group.query_rows is None else q.index_select(0, group.query_rows)
+        # The query heads of one KV head become the rows of one product.
+        packed = rows.reshape(count, shape.kv_heads, shape.group_size, shape.head_size)
         attended = F.scaled_dot_product_attention(
-            grouped,
-            k.expand(size),
-            v.expand(size),
-            attn_mask=sequence.mask,
-            is_causal=sequence.is_causal,
+            packed, gather.k, gather.v, attn_mask=group.mask, scale=self._scale
+        ).reshape(count, shape.query_heads, shape.head_size)
+        if group.query_rows is None:
+            out[first : first + count] = attended
+        else:
+            out.index_copy_(0, group.query_rows, attended.to(out.dtype))
+
+    def _attend_many_tokens(self, q: torch.Tensor, gather: _Gather, out: torch.Tensor) -> None:
+        shape, group = self._shape, gather.group
+        span = group.spans[0]
+        # The group becomes a batch dimension in which K and V repeat without a copy.
+        split = (span.new_tokens, shape.kv_heads, shape.group_size, shape.head_size)
+        queries = q[span.first_row : span.last_row].reshape(split).permute(2, 1, 0, 3)
+        repeated = (shape.group_size, *gather.k.shape[1:])
+        attended = F.scaled_dot_product_attention(
+            queries,
+            gather.k.expand(repeated),
+            gather.v.expand(repeated),
+            attn_mask=group.mask,
+            is_causal=group.is_causal,
             scale=self._scale,
         )
-        out.view(new_tokens, shape.kv_heads, shape.group_size, shape.head_size).copy_(attended.permute(2, 1, 0, 3))
+        out[span.first_row : span.last_row].view(split).copy_(attended.permute(2, 1, 0, 3))
+
+    def _attend_densely(self, q: torch.Tensor, gather: _Gather, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        """The reference's formula on the gathered tokens: for lse, a soft cap, and rows that see nothing."""
+        for index, span in enumerate(gather.group.spans):
+            start = span.low - span.first_page * self._shape.page_size if len(gather.group.spans) > 1 else 0
+            seen = slice(start, start + span.kv_length - span.low)
+            rows = slice(span.first_row, span.last_row)
+            result, result_lse = dense_attention(
+                q[rows],
+                gather.k[index, :, seen],
+                gather.v[index, :, seen],
+                self._variant,
+                kv_length=span.kv_length,
+                compute_dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
+                first_position=span.low,
+            )
+            out[rows] = result.to(out.dtype)
+            if lse is not None:
+                lse[rows] = result_lse.to(lse.dtype)
