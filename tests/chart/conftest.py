@@ -1,0 +1,40 @@
+"""Helm as the local cluster finds or builds it, and the chart's objects as it renders them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from octavo_localcluster.programs import PROGRAMS, ensure_programs
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "octavo"
+Helm = Callable[..., "subprocess.CompletedProcess[str]"]
+Render = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def helm() -> Helm:
+    """Run helm with these arguments; its exit code is the caller's business."""
+    program = str(ensure_programs(print, [PROGRAMS["helm"]])["helm"])
+
+    def run(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, *arguments], input=stdin, capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def render(helm: Helm) -> Render:
+    """The objects that the chart makes of these values."""
+
+    def objects(values: dict[str, Any] | None = None, *, namespace: str = "octavo-system") -> list[dict[str, Any]]:
+        command = ("template", "octavo", str(CHART), "--namespace", namespace, "--values", "-")
+        done = helm(*command, stdin=yaml.safe_dump(values or {}))
+        assert done.returncode == 0, done.stderr
+        return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+    return objects

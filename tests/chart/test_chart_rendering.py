@@ -1,0 +1,136 @@
+"""What the chart makes of its values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "octavo"
+
+
+def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [document for document in objects if document["kind"] == kind]
+
+
+def the(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    [only] = of_kind(objects, kind)
+    return only
+
+
+def test_the_chart_is_without_a_complaint_of_helms_linter(helm):
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+MATRIX: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "one namespace": {"watchNamespaces": ["team-a"]},
+    "two namespaces, no nodes": {"watchNamespaces": ["team-a", "team-b"], "nodes": {"access": False}},
+    "everything off": {
+        "crds": {"enabled": False},
+        "service": {"enabled": False},
+        "userRoles": {"create": False},
+        "serviceAccount": {"create": False, "name": "someone"},
+    },
+    "everything on": {
+        "replicas": 2,
+        "image": {"repository": "registry.example/octavo-operator", "digest": "sha256:" + "0" * 64},
+        "imagePullSecrets": [{"name": "pull"}],
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"team": "serving"},
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "system-cluster-critical",
+        "serviceAccount": {"annotations": {"a": "b"}},
+        "extraArgs": ["--log-level=Debug"],
+        "extraEnv": [{"name": "NO_PROXY", "value": "*"}],
+    },
+}
+
+
+@pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX.keys())
+def test_every_object_has_a_name_and_labels_and_none_is_rendered_twice(render, values):
+    objects = render(values)
+    keys = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects]
+    assert len(keys) == len(set(keys))
+    for document in objects:
+        if document["kind"] != "CustomResourceDefinition":
+            assert document["metadata"]["labels"]["app.kubernetes.io/part-of"] == "octavo"
+
+
+@pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX.keys())
+def test_the_operators_pod_meets_the_restricted_level(render, values):
+    spec = the(render(values), "Deployment")["spec"]["template"]["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not spec.get("hostNetwork")
+    assert all(set(volume) <= {"name", "configMap"} for volume in spec["volumes"])
+    for container in spec["containers"]:
+        context = container["securityContext"]
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_operator_listens_on_its_pods_address_alone(render):
+    container = the(render(), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    arguments = container["args"]
+    assert arguments[arguments.index("--host") + 1] == "$(POD_IP)"
+    address = next(entry for entry in container["env"] if entry["name"] == "POD_IP")
+    assert address["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+
+
+def test_a_digest_decides_over_the_tag(render):
+    digest = "sha256:" + "a" * 64
+    objects = render({"image": {"repository": "r/octavo-operator", "tag": "1.2.3", "digest": digest}})
+    [container] = the(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"r/octavo-operator@{digest}"
+
+
+def test_a_changed_catalogue_restarts_the_operator_and_an_equal_one_does_not(render):
+    def annotations(values: dict[str, Any]) -> dict[str, str]:
+        template = the(render(values), "Deployment")["spec"]["template"]
+        return template["metadata"]["annotations"]
+
+    other = {"serverImages": [{"name": "cpu", "image": "octavo/octavo-server:9-cpu"}]}
+    assert annotations({}) == annotations({"replicas": 3})
+    assert annotations({}) != annotations(other)
+
+
+def test_the_catalogue_reaches_the_operator_as_it_stands_in_the_values(render):
+    images = [{"name": "cu126", "image": "r/octavo-server:1-cu126", "cuda": "12.6", "computeCapabilities": ["8.0"]}]
+    catalogue = yaml.safe_load(the(render({"serverImages": images}), "ConfigMap")["data"]["images.yaml"])
+    assert catalogue == {"images": images}
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_rendered_crds_are_those_of_the_sources_and_stay_if_asked(render, keep):
+    rendered = of_kind(render({"crds": {"keep": keep}}), "CustomResourceDefinition")
+    sources = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("serving*.yaml"))]
+    assert len(sources) >= 1
+    annotation = {"helm.sh/resource-policy": "keep"}
+    for document in rendered:
+        annotations = document["metadata"].pop("annotations", {})
+        assert annotations.items() >= annotation.items() if keep else "helm.sh/resource-policy" not in annotations
+    for document in sources:
+        document["metadata"].pop("annotations", None)
+    by_name = lambda document: document["metadata"]["name"]  # noqa: E731
+    assert sorted(rendered, key=by_name) == sorted(sources, key=by_name)
+
+
+def test_no_crd_is_rendered_when_they_are_installed_otherwise(render):
+    assert not of_kind(render({"crds": {"enabled": False}}), "CustomResourceDefinition")
+
+
+def test_the_notes_end_with_two_commands_to_go_on(helm):
+    command = ("install", "octavo", str(CHART), "--namespace", "octavo-system", "--dry-run=client")
+    done = helm(*command)
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.split("NOTES:")[1]
+    assert notes.count("kubectl") >= 2
+    assert "rollout status deployment/octavo-operator" in notes
