@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo_kernels.compat import uses_triton
+
 
 @dataclass(frozen=True)
 class AppendPlan:
@@ -67,10 +69,15 @@ def append_kv(
     k, v: `[tokens, kv_heads, head_size]`, cast to the pool's dtype; any strides.
     kv: `[pages, 2, kv_heads, page_size, head_size]`, contiguous.
     slot_mapping: int64 `[tokens]`, page · page_size + offset; −1 writes nothing.
-    plan: this step's `plan_append`, optional.
+    plan: this step's `plan_append`, optional; the Triton path needs none.
     """
     _check(k, v, kv, slot_mapping)
     kv_heads, page_size = kv.shape[2], kv.shape[3]
+    if uses_triton(k) and k.stride(2) == v.stride(2) == 1:
+        from octavo_kernels.triton_append import launch_append
+
+        launch_append(None, k, v, None, None, kv, slot_mapping)
+        return
     plan = plan or plan_append(slot_mapping, kv_heads=kv_heads, page_size=page_size)
     _write(k, v, kv, plan)
 
@@ -100,6 +107,11 @@ def rope_append_kv(
     _check(k, v, kv, slot_mapping)
     if cos_sin.shape[1] % 2 or cos_sin.shape[1] > q.shape[2]:
         raise ValueError(f"cos_sin has {cos_sin.shape[1]} columns; rope_size must be even and at most {q.shape[2]}")
+    if uses_triton(k) and q.stride(2) == k.stride(2) == v.stride(2) == 1:
+        from octavo_kernels.triton_append import launch_append
+
+        launch_append(q, k, v, positions, cos_sin, kv, slot_mapping, interleaved=interleaved)
+        return
     if plan is None:
         plan = plan_append(
             slot_mapping,

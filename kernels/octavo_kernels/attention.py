@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 import torch
 
 from octavo_kernels.batch import Batch, check_batch
+from octavo_kernels.compat import require_triton
 from octavo_kernels.cpu import CpuBackend
 from octavo_kernels.reference import ReferenceBackend
 from octavo_kernels.shape import AttentionShape, AttentionVariant
@@ -19,7 +20,7 @@ class Backend(Protocol):
 
     name: str
 
-    def plan(self, batch: Batch) -> None: ...
+    def plan(self, batch: Batch, tokens: int | None) -> None: ...
 
     def run(self, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None: ...
 
@@ -67,6 +68,8 @@ class PagedAttention:
         kv_lengths: torch.Tensor,
         page_table: torch.Tensor,
         slots: torch.Tensor | None = None,
+        *,
+        tokens: int | None = None,
     ) -> None:
         """Prepares a step.
 
@@ -74,9 +77,14 @@ class PagedAttention:
         kv_lengths: int32 `[batch]`, tokens in the cache, the new ones included.
         page_table: int32 `[max_sequences, max_pages_per_sequence]`; unused entries are 0.
         slots: int32 `[batch]`, the page-table row of each sequence; None means 0 … batch − 1.
+        tokens: rows of q at most, padding included; None means the end of query_starts where that is in host memory,
+            else max_tokens (a device's value is never waited for). A close bound keeps GPU launches small.
         Raises ValueError where a tensor's shape or dtype is wrong or the batch is larger than max_sequences.
         """
-        self._backend.plan(check_batch(query_starts, kv_lengths, page_table, slots, max_sequences=self.max_sequences))
+        if tokens is not None and not 0 <= tokens <= self.max_tokens:
+            raise ValueError(f"tokens is {tokens}; it must be from 0 to max_tokens ({self.max_tokens})")
+        batch = check_batch(query_starts, kv_lengths, page_table, slots, max_sequences=self.max_sequences)
+        self._backend.plan(batch, tokens)
         self._planned = True
 
     def run(self, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None = None) -> None:
@@ -101,6 +109,8 @@ class PagedAttention:
                 f"q has shape {list(q.shape)} and out {list(out.shape)}; both must be"
                 f" [tokens, {shape.query_heads}, {shape.head_size}]"
             )
+        if q.stride(2) != 1 or not out.is_contiguous():
+            raise ValueError("q needs contiguous heads (stride 1 in its last dimension) and out must be contiguous")
         if q.shape[0] > self.max_tokens:
             raise ValueError(f"q has {q.shape[0]} tokens; this PagedAttention was made for {self.max_tokens}")
         if kv.shape[1:] != shape.pool_shape(0)[1:] or not kv.is_contiguous():
@@ -125,4 +135,9 @@ def _make_backend(name: BackendName, attention: PagedAttention) -> Backend:
         if attention.device.type != "cpu":
             raise ValueError(f"backend CPU cannot serve device {attention.device}; use Triton or Auto")
         return CpuBackend(attention.shape, attention.variant)
-    raise ValueError(f"backend is {name!r}; it must be one of Auto, Reference, CPU")
+    if chosen == "Triton":
+        require_triton(attention.device)
+        from octavo_kernels.triton_backend import TritonBackend
+
+        return TritonBackend(attention.shape, attention.variant, attention.device, max_tokens=attention.max_tokens)
+    raise ValueError(f"backend is {name!r}; it must be one of Auto, Reference, CPU, Triton")

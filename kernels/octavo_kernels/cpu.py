@@ -47,7 +47,7 @@ class CpuBackend:
         self._buffer = torch.empty(0, dtype=shape.pool_dtype)
         self._gathers: list[_Gather] = []
 
-    def plan(self, batch: Batch) -> None:
+    def plan(self, batch: Batch, tokens: int | None = None) -> None:
         """Computes what each group gathers; needs index tensors in host memory."""
         if batch.kv_lengths.device.type != "cpu":
             raise ValueError(f"kv_lengths is on {batch.kv_lengths.device}; the CPU backend plans from host memory")

@@ -1,8 +1,8 @@
 """Which pool rows a step's sequences need on the CPU, and how sequences are put together into one call.
 
 The pool is seen as rows of one (page, K or V, head), each a contiguous `[page_size, head_size]` block. The rows of a
-group, in the order K of sequence 0 head 0, K of sequence 0 head 1, …, V of the last sequence's last head, give after one
-index_select a contiguous `[2, sequences, kv_heads, tokens, head_size]`.
+group, in the order K of sequence 0 head 0, K of sequence 0 head 1, …, V of the last sequence's last head, give after
+one index_select a contiguous `[2, sequences, kv_heads, tokens, head_size]`.
 """
 
 from __future__ import annotations

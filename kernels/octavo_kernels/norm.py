@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from octavo_kernels.compat import uses_triton
+
 
 def rms_norm(
     x: torch.Tensor,
@@ -28,6 +30,13 @@ def rms_norm(
             raise ValueError(
                 f"residual is {residual.dtype} {list(residual.shape)}; it must be {x.dtype} {list(x.shape)} like x"
             )
+    if uses_triton(x) and x.dim() == 2 and x.stride(1) == 1:
+        from octavo_kernels.triton_fused import launch_rms_norm
+
+        out = torch.empty_like(x) if out is None else out
+        launch_rms_norm(x, weight, eps, residual, out)
+        return out
+    if residual is not None:
         x = residual.add_(x)
     normed = F.rms_norm(x, weight.shape, weight, eps)
     return normed if out is None else out.copy_(normed)

@@ -69,7 +69,7 @@ class ReferenceBackend:
         self._compute_dtype = torch.float64 if shape.dtype == torch.float64 else compute_dtype
         self._sequences: list[tuple[int, int, int, torch.Tensor]] = []
 
-    def plan(self, batch: Batch) -> None:
+    def plan(self, batch: Batch, tokens: int | None = None) -> None:
         """Reads the batch on the host: (first row, last row, kv length, pages) of each sequence."""
         starts = batch.query_starts.tolist()
         table = batch.page_table.cpu()

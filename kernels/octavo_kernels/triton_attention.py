@@ -1,0 +1,155 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+"""The attention kernel: one program attends one query tile of one KV head over one range of keys.
+
+Decode, prefill and mixed batches differ only in their work list (plan). The query heads that share a KV head are packed
+into the tile's rows, so that keys are read once for all of them. Online softmax in base 2 (Dao et al. 2022); a split
+tile leaves a normalised float32 partial with its base-2 log-sum-exp for triton_merge (flash decoding, Dao et al. 2023).
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _attend_block(
+    q,
+    acc,
+    row_max,
+    row_sum,
+    kv_ptr,
+    table_ptr,
+    start,
+    kv_end,
+    query_position,
+    lane,
+    stride_page,
+    v_offset,
+    scale_log2,
+    soft_cap,
+    PAGE_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    position = start + tl.arange(0, BLOCK_N)
+    inside = position < kv_end
+    page = tl.load(table_ptr + position // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
+    row = page * stride_page + (position % PAGE_SIZE) * HEAD_SIZE
+    present = inside[:, None] & (lane < HEAD_SIZE)[None, :]
+    # What is not present is read as 0, never from memory: a free slot may hold NaN.
+    k = tl.load(kv_ptr + row[:, None] + lane[None, :], mask=present, other=0.0).to(q.dtype)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+    if SOFT_CAP:
+        # scale_log2 holds no log2(e) here: cap · tanh(s / cap), then to base 2.
+        scores = soft_cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.0 * 1.4426950408889634) / soft_cap)))
+        scores = scores * 1.4426950408889634
+    if MASKED:
+        visible = inside[None, :] & (position[None, :] <= query_position[:, None])
+        if WINDOW > 0:
+            visible = visible & (position[None, :] > query_position[:, None] - WINDOW)
+        scores = tl.where(visible, scores, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(scores, 1))
+    # A row that has seen nothing keeps −inf; subtracting 0 instead makes its weights 0, not NaN.
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    weights = tl.exp2(scores - shift[:, None])
+    decay = tl.exp2(row_max - shift)
+    v = tl.load(kv_ptr + v_offset + row[:, None] + lane[None, :], mask=present, other=0.0).to(q.dtype)
+    acc = acc * decay[:, None]
+    acc = tl.dot(weights.to(q.dtype), v, acc, input_precision=PRECISION)
+    return acc, new_max, row_sum * decay + tl.sum(weights, 1)
+
+
+@triton.jit
+def attend(
+    q_ptr,
+    kv_ptr,
+    out_ptr,
+    lse_ptr,
+    items_ptr,
+    table_ptr,
+    partial_ptr,
+    partial_lse_ptr,
+    stride_q_token,
+    stride_q_head,
+    stride_out_token,
+    stride_out_head,
+    stride_lse_token,
+    stride_page,
+    stride_kind,
+    stride_kv_head,
+    stride_table,
+    scale_log2,
+    soft_cap,
+    GROUP: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    ITEM_COLUMNS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    item_ptr = items_ptr + tl.program_id(0) * ITEM_COLUMNS
+    kv_head = tl.program_id(1)
+    kv_heads = tl.num_programs(1)
+    tokens = tl.load(item_ptr + 2)
+    if tokens == 0:
+        return
+    slot = tl.load(item_ptr).to(tl.int64)
+    first_row = tl.load(item_ptr + 1).to(tl.int64)
+    first_position = tl.load(item_ptr + 3)
+    kv_begin = tl.load(item_ptr + 4)
+    kv_end = tl.load(item_ptr + 5)
+    partial = tl.load(item_ptr + 6).to(tl.int64)
+
+    row = tl.arange(0, BLOCK_M)
+    token = row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    lane = tl.arange(0, BLOCK_D)
+    row_used = token < tokens
+    stored = row_used[:, None] & (lane < HEAD_SIZE)[None, :]
+    q_row = (first_row + token) * stride_q_token + head * stride_q_head
+    q = tl.load(q_ptr + q_row[:, None] + lane[None, :], mask=stored, other=0.0)
+    query_position = first_position + token
+
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    table_ptr += slot * stride_table
+    kv_ptr += kv_head.to(tl.int64) * stride_kv_head
+    stride_page = stride_page.to(tl.int64)
+    # Whole blocks that every row sees need no mask.
+    masked_begin = kv_begin
+    if WINDOW == 0:
+        seen_by_all = tl.maximum(tl.minimum(first_position + 1, kv_end) - kv_begin, 0)
+        masked_begin = kv_begin + seen_by_all // BLOCK_N * BLOCK_N
+        for start in range(kv_begin, masked_begin, BLOCK_N):
+            acc, row_max, row_sum = _attend_block(
+                q, acc, row_max, row_sum, kv_ptr, table_ptr, start, kv_end, query_position, lane, stride_page,
+                stride_kind, scale_log2, soft_cap, PAGE_SIZE, HEAD_SIZE, BLOCK_N, WINDOW, SOFT_CAP, False, PRECISION,
+            )  # fmt: skip
+    for start in range(masked_begin, kv_end, BLOCK_N):
+        acc, row_max, row_sum = _attend_block(
+            q, acc, row_max, row_sum, kv_ptr, table_ptr, start, kv_end, query_position, lane, stride_page,
+            stride_kind, scale_log2, soft_cap, PAGE_SIZE, HEAD_SIZE, BLOCK_N, WINDOW, SOFT_CAP, True, PRECISION,
+        )  # fmt: skip
+
+    empty = row_sum == 0.0
+    acc = acc / tl.where(empty, 1.0, row_sum)[:, None]
+    lse = tl.where(empty, float("-inf"), row_max + tl.log2(tl.where(empty, 1.0, row_sum)))
+    if partial >= 0:
+        base = (partial * kv_heads + kv_head) * BLOCK_M + row
+        tl.store(partial_ptr + base[:, None] * BLOCK_D + lane[None, :], acc)
+        tl.store(partial_lse_ptr + base, lse)
+    else:
+        out_row = (first_row + token) * stride_out_token + head * stride_out_head
+        tl.store(out_ptr + out_row[:, None] + lane[None, :], acc.to(out_ptr.dtype.element_ty), mask=stored)
+        if HAS_LSE:
+            lse_row = lse_ptr + (first_row + token) * stride_lse_token + head
+            tl.store(lse_row, lse * 0.6931471805599453, mask=row_used)
