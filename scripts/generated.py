@@ -15,6 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import report  # noqa: E402
+from benchmarks.common import read_results  # noqa: E402
+
 Generator = Callable[[], Mapping[Path, str]]
 CHART_CRDS = ROOT / "charts" / "octavo" / "files" / "crds"
 DIFF_LINES = 30
@@ -39,7 +44,12 @@ def crds() -> dict[Path, str]:
         return {ROOT / "crds" / path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
 
 
-GENERATORS: tuple[Generator, ...] = (crds, chart_crds)
+def performance_page() -> dict[Path, str]:
+    """The page of measured figures, from benchmarks/results."""
+    return {ROOT / "docs" / "performance.md": report.render(read_results())}
+
+
+GENERATORS: tuple[Generator, ...] = (crds, chart_crds, performance_page)
 
 
 def differences(wanted: Mapping[Path, str]) -> list[Path]:
