@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 from scripts.environment import PACKAGES, Unprepared, fingerprint, pinned_uv
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
