@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 FILE_NAME = "agent.json"
 FOLDER_VARIABLE = "OCTAVO_CLUSTER_FOLDER"
 STOP_SECONDS = 20.0
+KUBELET_CLIENT_NAME = "kube-apiserver-kubelet-client"
+"""Common name of the client certificate with which the API server asks nodes for logs; nobody else may."""
 
 
 class Identity(BaseModel):

@@ -1,7 +1,7 @@
 """Builds the control plane's programs from their published Go modules, once per go.sum and machine.
 
-Two builds may run at once: a lock lets the second one wait and then use what the first one built. A program appears under
-its name only when it is complete and has told its version.
+Two builds may run at once: a lock lets the second one wait and then use what the first one built. A program appears
+under its name only when it is complete and has told its version.
 """
 
 from __future__ import annotations

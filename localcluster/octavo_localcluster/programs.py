@@ -1,7 +1,7 @@
 """Where the control plane's programs come from.
 
-Order: the folder named by KUBEBUILDER_ASSETS, our cache, PATH, and else a build from go.mod (build.py). A program that is
-not from our cache is used only when it tells a version that fits go.mod.
+Order: the folder named by KUBEBUILDER_ASSETS, our cache, PATH, and else a build from go.mod (build.py). A program that
+is not from our cache is used only when it tells a version that fits go.mod.
 """
 
 from __future__ import annotations
