@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -53,7 +52,11 @@ class Cluster:
             else:
                 _clear_remains(folder, report)
                 cluster = cls(folder, _launch(folder, options, programs))
-            cluster._wait_until_ready(report)
+            try:
+                cluster._wait_until_ready(report)
+            except KeyboardInterrupt:
+                _end_and_remove(folder)
+                raise
             return cluster
 
     @classmethod
@@ -175,13 +178,19 @@ def stop_folder(folder: Folder, report: Report = lambda _line: None) -> bool:
     folder.check_usable()
     with folder.command_lock():
         found = folder.is_cluster()
-        if folder.is_alive():
-            _end_supervisor(folder)
-        left = end_marked(folder.path)
+        left = _end_and_remove(folder)
         if left:
             report(f"{len(left)} processes had been left behind and were ended")
-        folder.remove()
     return found or bool(left)
+
+
+def _end_and_remove(folder: Folder) -> list[int]:
+    """With the command lock held: ends the cluster, removes the folder, returns processes that nobody looked after."""
+    if folder.is_alive():
+        _end_supervisor(folder)
+    left = end_marked(folder.path)
+    folder.remove()
+    return left
 
 
 def _end_supervisor(folder: Folder) -> None:
@@ -223,6 +232,3 @@ def _launch(folder: Folder, options: ClusterOptions, programs: dict[str, Path]) 
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-
-
-WaitCondition = Callable[[], bool]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import socket
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 NETWORKS = range(96, 250)
 """Second octets of 127.x.0.0/16 that clusters may take."""
@@ -46,11 +48,12 @@ def claim_network(candidates: Iterable[int] = NETWORKS) -> ClaimedNetwork:
     The claim is a socket in the kernel's abstract namespace: it is seen by all users of this machine's loopback
     interface, needs no file and ends with its process.
     """
+    busy = busy_networks(Path("/proc/net/tcp").read_text())
     for octet in candidates:
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             claim.bind(f"\0octavo-localcluster/127.{octet}")
-            if port_is_free(0, f"127.{octet}.0.1"):
+            if octet not in busy and port_is_free(0, f"127.{octet}.0.1"):
                 return ClaimedNetwork(octet, claim)
         except OSError:
             with suppress(OSError):
@@ -60,6 +63,17 @@ def claim_network(candidates: Iterable[int] = NETWORKS) -> ClaimedNetwork:
     raise NetworkError(
         "all loopback networks from 127.96.0.0/16 on are taken; stop a cluster (octavo-localcluster down)"
     )
+
+
+def busy_networks(table: str) -> set[int]:
+    """Second octets of the 127.x.0.0/16 in which something listens, from /proc/net/tcp."""
+    busy = set()
+    for line in table.splitlines()[1:]:
+        _, local, _, state = line.split()[:4]
+        address = bytes.fromhex(local.partition(":")[0])[:: -1 if sys.byteorder == "little" else 1]
+        if state == "0A" and address[0] == 127:  # 0A: LISTEN
+            busy.add(address[1])
+    return busy
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:

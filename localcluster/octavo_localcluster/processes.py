@@ -22,13 +22,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def marked_processes(folder: Path) -> list[int]:
     """Living processes that belong to the cluster in `folder`, without this process and its parents."""
-    marker = f"{FOLDER_VARIABLE}={folder}".encode()
+    marker = _marker(folder)
     own = set(_ancestors(os.getpid()))
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) not in own and _has_marker(entry, marker):
-            found.append(int(entry.name))
-    return sorted(found)
+    entries = {int(entry.name): entry for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    return sorted(pid for pid, entry in entries.items() if pid not in own and _has_marker(entry, marker))
 
 
 def end_marked(folder: Path, grace_seconds: float = 5.0) -> list[int]:
@@ -58,8 +55,7 @@ def end_processes(pids: Iterable[int], grace_seconds: float, still_ours: Callabl
                 continue
             pinned.append(pidfd)
             if not still_ours(pid):
-                pinned.remove(pidfd)
-                os.close(pidfd)
+                os.close(pinned.pop())
         for name in (signal.SIGTERM, signal.SIGKILL):
             for pidfd in pinned:
                 _send(pidfd, name)
@@ -71,7 +67,7 @@ def end_processes(pids: Iterable[int], grace_seconds: float, still_ours: Callabl
 
 
 def end_with_parent(signal_number: int) -> Callable[[], None]:
-    """A `preexec_fn`: the child gets the signal when the thread that started it ends, so nothing outlives a supervisor."""
+    """A `preexec_fn`: the child gets the signal when the thread that started it ends; nothing outlives a supervisor."""
     parent = os.getpid()
 
     def prepare() -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from octavo_localcluster.agent_config import FOLDER_VARIABLE
 from octavo_localcluster.layout import Component
@@ -120,8 +119,3 @@ def describe_exit(code: int) -> str:
         return f"signal {-code} ({signal.Signals(-code).name})"
     except ValueError:
         return f"signal {-code}"
-
-
-def executable_exists(path: Path) -> bool:
-    """Whether a program can be started."""
-    return path.is_file() and os.access(path, os.X_OK)

@@ -5,8 +5,8 @@
     pki/  etcd/  logs/  audit.log             the control plane's
     pods/  agent/                             the node agent's
 
-The supervisor holds a lock on supervisor.lock as long as it lives. The kernel drops the lock when it dies or the machine
-restarts: a folder with a state.json and no lock is the remains of a cluster.
+The supervisor holds a lock on supervisor.lock as long as it lives. The kernel drops the lock when it dies or the
+machine restarts: a folder with a state.json and no lock is the remains of a cluster.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keeps the processes of one cluster running: `python -m octavo_localcluster.supervisor --folder FOLDER`.
 
-Started by `up` in a session of its own. It writes what it sees to state.json. A component that ends before the cluster is
-ready makes the start fail; one that ends later is recorded with the end of its log and started again with back-off.
+Started by `up` in a session of its own. It writes what it sees to state.json. A component that ends before the cluster
+is ready makes the start fail; one that ends later is recorded with the end of its log and started again with back-off.
 SIGTERM ends the cluster.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import threading
@@ -173,8 +174,6 @@ def main() -> int:
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    import os
-
     try:
         lock = folder.hold_supervisor_lock()
         options = ClusterOptions.model_validate_json(folder.options_file.read_text())
