@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from octavo_operator.api.schema import render_crds
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -25,23 +25,14 @@ CHART_CRDS = ROOT / "charts" / "octavo" / "files" / "crds"
 DIFF_LINES = 30
 
 
-def chart_crds() -> dict[Path, str]:
-    """The chart carries its own copy of the CRDs, which its template wraps."""
-    return {CHART_CRDS / path.name: path.read_text(encoding="utf-8") for path in crd_files()}
-
-
-def crd_files() -> list[Path]:
-    return sorted(path for path in (ROOT / "crds").glob("*.yaml") if path.name != "kustomization.yaml")
-
-
 def crds() -> dict[Path, str]:
     """The CRDs, from the operator's resource models."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "octavo_operator", "crds", "--output", folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"verify: '{' '.join(command[1:4])}' failed:\n{done.stderr}")
-        return {ROOT / "crds" / path.name: path.read_text(encoding="utf-8") for path in Path(folder).iterdir()}
+    return {ROOT / "crds" / name: text for name, text in render_crds().items()}
+
+
+def chart_crds() -> dict[Path, str]:
+    """The chart carries its own copy of the CRDs, which its template wraps."""
+    return {CHART_CRDS / name: text for name, text in render_crds().items() if name != "kustomization.yaml"}
 
 
 def performance_page() -> dict[Path, str]:

@@ -111,7 +111,7 @@ def test_the_catalogue_reaches_the_operator_as_it_stands_in_the_values(render):
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_rendered_crds_are_those_of_the_sources_and_stay_if_asked(render, keep):
     rendered = of_kind(render({"crds": {"keep": keep}}), "CustomResourceDefinition")
-    sources = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("serving*.yaml"))]
+    sources = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*s.yaml"))]
     assert len(sources) >= 1
     annotation = {"helm.sh/resource-policy": "keep"}
     for document in rendered:
