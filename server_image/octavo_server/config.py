@@ -79,7 +79,7 @@ class LimitsConfig:
 class ApiConfig:
     """The HTTP side."""
 
-    host: str = "0.0.0.0"  # noqa: S104  a pod serves on all its addresses
+    host: str = "0.0.0.0"
     port: int = 8000
     api_key: str = field(default="", repr=False)
     """Empty = no key is asked for."""

@@ -1,4 +1,4 @@
-"""The server's side of docs/reference/wire-contract.md, as constants. tests/contract holds it to the operator's side."""
+"""The server's side of docs/reference/wire-contract.md, as constants; tests/contract holds both sides together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PROGRAM = "octavo-server"
 HTTP_PORT = 8000
 ENVIRONMENT_PREFIX = "OCTAVO_"
 API_KEY_VARIABLE = "OCTAVO_API_KEY"
-HUB_TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105  a name, no secret
+HUB_TOKEN_VARIABLE = "HF_TOKEN"
 TERMINATION_LOG_VARIABLE = "OCTAVO_TERMINATION_LOG"
 TERMINATION_LOG_LIMIT_BYTES = 4096
 

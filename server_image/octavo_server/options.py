@@ -67,7 +67,7 @@ SERVE = (
            metavar="TOKENS"),
     Option("max-sequences", "requests that run at once", _CACHE, "integer", 1024, minimum=1, maximum=65536,
            metavar="COUNT"),
-    Option("host", "address to listen on", _HTTP, "text", "0.0.0.0", metavar="ADDRESS"),  # noqa: S104
+    Option("host", "address to listen on", _HTTP, "text", "0.0.0.0", metavar="ADDRESS"),
     Option("port", "port to listen on", _HTTP, "integer", HTTP_PORT, minimum=1, maximum=65535),
     Option("api-key", "key that clients must send as bearer token", _HTTP, secret=True),
     Option("drain-notice-seconds", "after SIGTERM, time in which new requests are still served", _HTTP, "number", 5.0,

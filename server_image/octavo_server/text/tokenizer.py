@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,12 @@ class TextTokenizer:
     def text_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to an answer: as `token_bytes`, and nothing for special tokens."""
         return b"" if token_id in self.special_ids else self.token_bytes(token_id)
+
+    @cached_property
+    def longest_token_characters(self) -> int:
+        """An upper bound of the characters that one token can stand for (at least 1)."""
+        pieces = self.inner.get_vocab(with_added_tokens=True)
+        return max(1, *map(len, pieces)) if pieces else 1
 
     @property
     def strips_first_space(self) -> bool:

@@ -1,0 +1,143 @@
+"""Requests on their way through the engine: who waits for which id, and what to send again after a restart.
+
+The engine owns every request; this side remembers what it sent and what came back, so that a new engine process can
+take a request up where the old one lost it.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from octavo_server.engine.messages import Abort, Finished, Message, Outputs, RequestOutput, SamplingParams, Submit
+
+_LOG = logging.getLogger("octavo.engine")
+CRASHES_PER_REQUEST = 2
+"""A request that was running during that many crashes may be what causes them: it is failed, not sent again."""
+
+
+class Sink(Protocol):
+    """Receives what the engine says about one request. Called on the event loop; must not block."""
+
+    def on_output(self, output: RequestOutput) -> None:
+        """New tokens. May abort the request."""
+
+    def on_finished(self, reason: str, message: str) -> None:
+        """The request is over (`stop`, `length`, `abort`, `error`); nothing comes after it."""
+
+
+@dataclass
+class _Living:
+    submit: Submit
+    sink: Sink
+    name: str
+    received: array[int] = field(default_factory=lambda: array("i"))
+    prompt_logprobs_received: bool = False
+    sent: bool = False
+    crashes: int = 0
+
+
+class EngineClient:
+    """The table of living requests of one API process."""
+
+    def __init__(self, process_number: int = 0) -> None:
+        self._next_id = process_number << 48
+        self._living: dict[int, _Living] = {}
+        self._send: Callable[[Message], None] | None = None
+
+    @property
+    def living(self) -> int:
+        """Requests that have no end yet."""
+        return len(self._living)
+
+    def submit(self, submit: Submit, sink: Sink, name: str) -> int:
+        """Sends a request, or keeps it until the engine is there; returns its id."""
+        self._next_id += 1
+        submit = replace(submit, request_id=self._next_id)
+        entry = self._living[self._next_id] = _Living(submit, sink, name)
+        self._transmit(entry)
+        return self._next_id
+
+    def abort(self, request_id: int, kept_tokens: int) -> None:
+        """Forgets a request and tells the engine; its sink hears nothing more. Unknown ids are fine."""
+        entry = self._living.pop(request_id, None)
+        if entry is not None and entry.sent and self._send is not None:
+            self._send(Abort(request_id, kept_tokens))
+
+    def fail_all(self, message: str) -> None:
+        """Ends every living request with an error."""
+        for request_id, entry in list(self._living.items()):
+            self.abort(request_id, len(entry.received))
+            entry.sink.on_finished("error", message)
+
+    def on_message(self, message: Message) -> None:
+        """Hands outputs and ends to their sinks; what belongs to no living request is dropped."""
+        if isinstance(message, Outputs):
+            for output in message.outputs:
+                entry = self._living.get(output.request_id)
+                if entry is not None:
+                    entry.received.extend(output.token_ids)
+                    entry.prompt_logprobs_received |= output.prompt_logprobs is not None
+                    self._deliver(entry, output)
+        elif isinstance(message, Finished):
+            entry = self._living.pop(message.request_id, None)
+            if entry is not None:
+                entry.sink.on_finished(message.reason, message.message)
+
+    def _deliver(self, entry: _Living, output: RequestOutput) -> None:
+        """A fault in one request's text must not end the connection, and with it all others."""
+        try:
+            entry.sink.on_output(output)
+        except Exception:  # noqa: BLE001  logged with its traceback, and the request is failed
+            _LOG.exception("request %s failed: its output could not be handled", entry.name)
+            self.abort(output.request_id, len(entry.received))
+            entry.sink.on_finished("error", "the server failed to handle this request's output")
+
+    def on_connected(self, send: Callable[[Message], None]) -> None:
+        """A ready engine: sends all that waits and all that the last engine lost."""
+        self._send = send
+        for entry in list(self._living.values()):
+            self._transmit(entry)
+
+    def on_lost(self) -> None:
+        """The engine is gone: requests wait for the next one, but for those that were in two crashes."""
+        self._send = None
+        for request_id, entry in list(self._living.items()):
+            if not entry.sent:
+                continue
+            entry.sent = False
+            entry.crashes += 1
+            if entry.crashes >= CRASHES_PER_REQUEST:
+                del self._living[request_id]
+                _LOG.error("request %s failed: the engine crashed %d times while it ran", entry.name, entry.crashes)
+                entry.sink.on_finished("error", f"the engine crashed {entry.crashes} times while this request ran")
+
+    def _transmit(self, entry: _Living) -> None:
+        if self._send is None:
+            return
+        ended = _already_over(entry)
+        if ended is not None:
+            del self._living[entry.submit.request_id]
+            entry.sink.on_finished(ended, "")
+            return
+        entry.sent = True
+        self._send(_resumed(entry))
+
+
+def _already_over(entry: _Living) -> str | None:
+    """The end of a request whose last token arrived and whose Finished was lost with the engine."""
+    if entry.received and entry.received[-1] in entry.submit.sampling.stop_token_ids:
+        return "stop"
+    return "length" if len(entry.received) >= entry.submit.max_new_tokens else None
+
+
+def _resumed(entry: _Living) -> Submit:
+    if not entry.received and not entry.prompt_logprobs_received:
+        return entry.submit
+    sampling: SamplingParams = entry.submit.sampling
+    if entry.prompt_logprobs_received:
+        sampling = replace(sampling, prompt_logprobs=-1)
+    return replace(entry.submit, sampling=sampling, resume_token_ids=entry.received.tobytes())

@@ -1,0 +1,158 @@
+"""POST /v1/chat/completions and POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo_server.api.choice import Choice, Delta
+from octavo_server.api.errors import bad_field, json_response
+from octavo_server.api.generation import Generation, PromptJob
+from octavo_server.api.prompts import chat_prompt, completion_prompts
+from octavo_server.api.render import Renderer
+from octavo_server.api.sampling import choices_wanted, max_new_tokens, sampling_params
+from octavo_server.api.state import ServerState
+from octavo_server.api.streams import EventStream, unless_gone
+from octavo_server.api.wire import ChatRequest, CompletionRequest, SamplingFields
+
+ChoiceBody = Callable[[Choice, Delta, bool], dict[str, Any]]
+"""(choice, what is new, is it the first of a stream) → the choice's JSON."""
+
+
+async def chat(state: ServerState, request: Request, body: ChatRequest) -> Response:
+    """One conversation to its next message. Raises ApiError."""
+    state.check_model(body.model)
+    tokenizer, ready = state.serving()
+    logprobs = _chat_logprobs(body)
+    sampling = sampling_params(
+        body, ready=ready, eos_ids=tokenizer.eos_ids, limits=state.config.api.limits, logprobs=logprobs
+    )
+    n = choices_wanted(body, 1, state.config.api.limits)
+    token_ids = await chat_prompt(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+    job = PromptJob(token_ids, sampling, max_new_tokens(body, len(token_ids), ready, "messages"))
+    generation, renderer = _prepare(state, body, [job], n, chat=True)
+
+    def chunk(choice: Choice, delta: Delta, first: bool) -> dict[str, Any]:
+        content: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
+        if delta.text or first:
+            content["content"] = delta.text
+        shown = renderer.chat_logprobs(delta.entries) if logprobs >= 0 and delta.entries else None
+        return {
+            "index": choice.index,
+            "delta": content,
+            "logprobs": shown,
+            "finish_reason": delta.finish_reason,
+        }
+
+    def whole(choice: Choice, delta: Delta, _first: bool) -> dict[str, Any]:
+        message = {"role": "assistant", "content": delta.text, "refusal": None}
+        shown = renderer.chat_logprobs(delta.entries) if logprobs >= 0 else None
+        result = {"index": choice.index, "message": message, "logprobs": shown, "finish_reason": delta.finish_reason}
+        return _with_prompt_logprobs(result, body, choice, renderer)
+
+    return await _answer(state, request, body, generation, renderer, chunk, whole)
+
+
+async def complete(state: ServerState, request: Request, body: CompletionRequest) -> Response:
+    """Texts to their continuations. Raises ApiError."""
+    state.check_model(body.model)
+    tokenizer, ready = state.serving()
+    limits = state.config.api.limits
+    logprobs = -1 if body.logprobs is None else body.logprobs
+    sampling = sampling_params(body, ready=ready, eos_ids=tokenizer.eos_ids, limits=limits, logprobs=logprobs)
+    if body.echo and logprobs >= 0:
+        sampling = replace(sampling, prompt_logprobs=max(logprobs, sampling.prompt_logprobs))
+    many = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
+    n = choices_wanted(body, len(body.prompt) if many else 1, limits)
+    prompts = await completion_prompts(state, body.prompt)
+    jobs = [PromptJob(prompt.token_ids, sampling, max_new_tokens(body, len(prompt.token_ids), ready, "prompt"))
+            for prompt in prompts]  # fmt: skip
+    generation, renderer = _prepare(state, body, jobs, n, chat=False)
+
+    def choice_body(choice: Choice, delta: Delta, first: bool) -> dict[str, Any]:
+        prompt = prompts[choice.index // n]
+        text, shift, known = delta.text, 0, []
+        if body.echo:
+            shift = len(prompt.text)
+            if first:
+                text = prompt.text + text
+                entries = choice.prompt_logprobs or []
+                known = list(zip(entries, prompt.token_ids, prompt.offsets(tokenizer), strict=False))
+        shown = None
+        if logprobs >= 0 and (known or delta.entries or first):
+            shown = renderer.completion_logprobs(known, delta.entries, shift)
+        result = {"index": choice.index, "text": text, "logprobs": shown, "finish_reason": delta.finish_reason}
+        return _with_prompt_logprobs(result, body, choice, renderer)
+
+    return await _answer(state, request, body, generation, renderer, choice_body, choice_body)
+
+
+def _prepare(
+    state: ServerState, body: SamplingFields, jobs: list[PromptJob], n: int, *, chat: bool
+) -> tuple[Generation, Renderer]:
+    if body.prompt_logprobs is not None and body.stream:
+        raise bad_field("prompt_logprobs", "can't be streamed; leave out stream or prompt_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise bad_field("stream_options", "needs stream = true")
+    name = body.request_id or uuid.uuid4().hex
+    generation = Generation(
+        state, name, jobs, n=n, stops=body.stop, priority=body.priority or 0, cache_salt=body.cache_salt or ""
+    )
+    tokenizer, _ = state.serving()
+    prefix = "chatcmpl-" if chat else "cmpl-"
+    renderer = Renderer(tokenizer, prefix + name, int(time.time()), state.served_name, chat=chat)
+    return generation, renderer
+
+
+async def _answer(
+    state: ServerState,
+    request: Request,
+    body: SamplingFields,
+    generation: Generation,
+    renderer: Renderer,
+    chunk: ChoiceBody,
+    whole: ChoiceBody,
+) -> Response:
+    await generation.start()
+    if body.stream:
+        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        events = _events(generation, renderer, chunk, include_usage=include_usage)
+        return EventStream(events, generation.close, {})
+    try:
+        deltas = await unless_gone(request, generation.collect())
+    finally:
+        generation.close()
+    choices = [whole(choice, delta, True) for choice, delta in zip(generation.choices, deltas, strict=True)]
+    return json_response(renderer.whole(choices, generation.usage()))
+
+
+async def _events(
+    generation: Generation, renderer: Renderer, chunk: ChoiceBody, *, include_usage: bool
+) -> AsyncIterator[dict[str, Any]]:
+    begun: set[int] = set()
+    async for choice, delta in generation.stream():
+        first = choice.index not in begun
+        begun.add(choice.index)
+        yield renderer.chunk(chunk(choice, delta, first), with_usage=include_usage)
+    if include_usage:
+        yield renderer.usage_chunk(generation.usage())
+
+
+def _with_prompt_logprobs(
+    result: dict[str, Any], body: SamplingFields, choice: Choice, renderer: Renderer
+) -> dict[str, Any]:
+    if body.prompt_logprobs is None or choice.prompt_logprobs is None:
+        return result
+    return {**result, "prompt_logprobs": renderer.prompt_logprobs(choice.prompt_logprobs)}
+
+
+def _chat_logprobs(body: ChatRequest) -> int:
+    if body.top_logprobs and not body.logprobs:
+        raise bad_field("top_logprobs", "needs logprobs = true")
+    return (body.top_logprobs or 0) if body.logprobs else -1

@@ -1,0 +1,175 @@
+"""The choices of one HTTP request: submitted together, read together, ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+from octavo_server.api.choice import Choice, Delta
+from octavo_server.api.errors import ApiError, bad_field
+from octavo_server.api.state import ServerState
+from octavo_server.engine.digests import digest_seed, digests
+from octavo_server.engine.messages import SamplingParams, Submit
+from octavo_server.metrics import Metrics
+from octavo_server.text.detokenizer import Detokenizer, unfinished_tail
+from octavo_server.text.stops import StopMatcher
+
+_LARGE_TOKENS = 4096
+_TAIL_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class PromptJob:
+    """One prompt of the request and what is wanted of it."""
+
+    token_ids: list[int]
+    sampling: SamplingParams
+    max_new_tokens: int
+
+
+class Generation:
+    """`start`, then `stream` or `collect`, and `close` in any case."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        name: str,
+        jobs: Sequence[PromptJob],
+        *,
+        n: int,
+        stops: Sequence[str],
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> None:
+        self._state = state
+        self._name = name
+        self._news = asyncio.Event()
+        self._ids: dict[int, int] = {}
+        self._stops = stops
+        self._priority = priority
+        self._salt = cache_salt
+        self._n = n
+        self.jobs = list(jobs)
+        self.choices: list[Choice] = []
+
+    async def start(self) -> None:
+        """Submits every choice. Raises the 400 for a request_id that is in use."""
+        if self._name in self._state.living_names:
+            raise bad_field("request_id", f"{self._name!r} belongs to a request that still runs; choose another")
+        self._state.living_names.add(self._name)
+        try:
+            for job in self.jobs:
+                await self._submit(job)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Aborts what has no end yet; safe to call more than once."""
+        for choice in self.choices:
+            if not choice.finished:
+                choice.finished = True
+                self._state.client.abort(self._ids[choice.index], choice.completion_tokens)
+                self._state.metrics.finished.labels("abort").inc()
+        self._state.living_names.discard(self._name)
+
+    async def stream(self) -> AsyncIterator[tuple[Choice, Delta]]:
+        """News of all choices until every one has ended. Raises the 500 when the engine fails one."""
+        open_choices = list(self.choices)
+        while open_choices:
+            await self._news.wait()
+            self._news.clear()
+            for choice in list(open_choices):
+                delta = choice.take()
+                if delta.finish_reason == "error":
+                    raise ApiError(503 if self._state.draining else 500, delta.error, code="engine_error")
+                if delta.finish_reason is not None:
+                    open_choices.remove(choice)
+                if delta:
+                    yield choice, delta
+
+    async def collect(self) -> list[Delta]:
+        """The whole of each choice, in order."""
+        whole = [Delta() for _ in self.choices]
+        async for choice, delta in self.stream():
+            target = whole[choice.index]
+            target.text += delta.text
+            target.entries += delta.entries
+            target.finish_reason = delta.finish_reason
+        return whole
+
+    def usage(self) -> dict[str, object]:
+        """OpenAI's usage object. A prompt counts once, however many choices share it."""
+        prompt = sum(len(job.token_ids) for job in self.jobs)
+        completion = sum(choice.completion_tokens for choice in self.choices)
+        cached = sum(choice.cached_tokens for choice in self.choices[:: self._n])
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    async def _submit(self, job: PromptJob) -> None:
+        tokenizer, ready = self._state.serving()
+        prompt = array("i", job.token_ids).tobytes()
+        seed = digest_seed(salt=self._salt)
+        chain: list[bytes] = []
+        if self._state.config.engine.cache.prefix_caching:
+            if len(job.token_ids) > _LARGE_TOKENS:
+                chain = await asyncio.to_thread(digests, prompt, ready.block_size_tokens, seed)
+            else:
+                chain = digests(prompt, ready.block_size_tokens, seed)
+        pending = unfinished_tail(b"".join(map(tokenizer.text_bytes, job.token_ids[-_TAIL_TOKENS:])))
+        for choice_index in range(self._n):
+            index = len(self.choices)
+            choice = Choice(
+                index,
+                Detokenizer(tokenizer.text_bytes, pending=pending),
+                StopMatcher(self._stops),
+                job.sampling.stop_token_ids,
+                news=self._news,
+                abort=lambda kept, index=index: self._state.client.abort(self._ids[index], kept),  # type: ignore[misc]
+                observer=_Observer(self._state.metrics, len(job.token_ids)),
+            )
+            self.choices.append(choice)
+            submit = Submit(
+                request_id=0,
+                prompt_token_ids=prompt,
+                sampling=replace(job.sampling, choice_index=choice_index),
+                max_new_tokens=job.max_new_tokens,
+                block_digests=chain,
+                digest_seed=seed,
+                priority=self._priority,
+            )
+            self._ids[index] = self._state.client.submit(submit, choice, self._name)
+
+
+class _Observer:
+    """Feeds the metrics of one choice."""
+
+    def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._prompt_tokens = prompt_tokens
+        self._arrival = time.perf_counter()
+        self._last: float | None = None
+        metrics.received.inc()
+
+    def new_tokens(self, count: int) -> None:
+        if count == 0:
+            return
+        now = time.perf_counter()
+        self._metrics.generation_tokens.inc(count)
+        if self._last is None:
+            self._metrics.time_to_first_token.observe(now - self._arrival)
+            self._metrics.prompt_tokens.inc(self._prompt_tokens)
+        else:
+            self._metrics.inter_token_latency.observe((now - self._last) / count)
+        self._last = now
+
+    def ended(self, reason: str) -> None:
+        self._metrics.finished.labels(reason).inc()
+        self._metrics.duration.observe(time.perf_counter() - self._arrival)

@@ -1,0 +1,100 @@
+"""What happens to every request before its route: the key, the size of the body, the header of a draining server.
+
+Plain ASGI: nothing here stands between a route and the news that its client went away.
+"""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import sha256
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo_server.api.errors import ApiError
+from octavo_server.api.state import ServerState
+from octavo_server.contract import HEALTH_PATH, METRICS_PATH, READY_PATH
+
+_OPEN_PATHS = frozenset({HEALTH_PATH, READY_PATH, METRICS_PATH})
+
+
+class RequireKey:
+    """401 without the right bearer token, on every route but health and metrics. Compares in constant time."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._digest = sha256(key.encode()).digest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS and not self._allowed(Headers(scope=scope)):
+            error = ApiError(
+                401, "the API key is missing or wrong; send it as Authorization: Bearer KEY", code="invalid_api_key"
+            )
+            await error.response({"www-authenticate": "Bearer"})(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _allowed(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
+        return hmac.compare_digest(given, self._digest) and scheme.lower() == "bearer"
+
+
+class LimitBody:
+    """Reads the body up to the limit, else 413; the route gets it whole, and disconnects after it."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "0")
+        parts: list[bytes] = []
+        size = int(length) if length.isdigit() else 0
+        more = size <= self._max_bytes
+        size = 0 if more else size
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            more = message.get("more_body", False) and size <= self._max_bytes
+        if size > self._max_bytes:
+            error = ApiError(
+                413,
+                f"body: larger than the limit of {self._max_bytes} bytes",
+                param="body",
+                code="body_too_large",
+            )
+            await error.response({"connection": "close"})(scope, receive, send)
+            return
+        body: Message | None = {"type": "http.request", "body": b"".join(parts), "more_body": False}
+
+        async def replay() -> Message:
+            nonlocal body
+            if body is None:
+                return await receive()
+            first, body = body, None
+            return first
+
+        await self._app(scope, replay, send)
+
+
+class Closing:
+    """While draining, every response asks its client to connect anew, which leads to another replica."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_header(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._state.draining:
+                MutableHeaders(scope=message)["connection"] = "close"
+            await send(message)
+
+        await self._app(scope, receive, with_header if scope["type"] == "http" else send)

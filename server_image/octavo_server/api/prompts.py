@@ -1,0 +1,125 @@
+"""Prompts of requests as token ids; long ones are rendered and tokenised in a thread, so that streams go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from octavo_server.api.errors import ApiError, bad_field
+from octavo_server.api.sampling import check_ids
+from octavo_server.api.state import ServerState
+from octavo_server.api.wire import ChatMessage, Prompt
+from octavo_server.text.detokenizer import Detokenizer, unfinished_tail
+from octavo_server.text.template import ChatTemplate, TemplateError
+from octavo_server.text.tokenizer import TextTokenizer
+
+_LARGE_CHARACTERS = 4096
+_NORMALISATION = 4
+"""Unicode normalisation before tokenisation can make one character of this many."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TextPrompt:
+    """A prompt of /v1/completions."""
+
+    token_ids: list[int]
+    text: str
+    """What `echo` gives back: the text as it was sent, or that of the ids without an unfinished last character."""
+
+    def offsets(self, tokenizer: TextTokenizer) -> list[int]:
+        """Where each token begins in `text`, in characters."""
+        detokenizer = Detokenizer(tokenizer.text_bytes, strip_first_space=tokenizer.strips_first_space)
+        offsets: list[int] = []
+        position = 0
+        for token_id in self.token_ids:
+            offsets.append(position)
+            position += len(detokenizer.feed(token_id))
+        return offsets
+
+
+async def completion_prompts(state: ServerState, prompt: Prompt) -> list[TextPrompt]:
+    """All prompts of a request. Raises the 400 for empty, too long or impossible ones."""
+    tokenizer, ready = state.serving()
+    items: list[Any] = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+    prompts: list[TextPrompt] = []
+    for item in items:
+        if not item:
+            raise bad_field("prompt", "is empty; send a text or at least one token id")
+        if isinstance(item, str):
+            ids = await encode(state, item, "prompt", add_special_tokens=True)
+            prompts.append(TextPrompt(ids, item))
+        else:
+            check_ids(item, "prompt", ready.vocabulary_size)
+            data = b"".join(map(tokenizer.text_bytes, item))
+            whole = data[: len(data) - len(unfinished_tail(data))]
+            text = whole.decode("utf-8", "replace")
+            prompts.append(TextPrompt(item, text.removeprefix(" ") if tokenizer.strips_first_space else text))
+        if not prompts[-1].token_ids:
+            raise bad_field("prompt", "is empty; send a text or at least one token id")
+    return prompts
+
+
+async def chat_prompt(
+    state: ServerState,
+    messages: Sequence[ChatMessage],
+    add_generation_prompt: bool,
+    variables: dict[str, Any] | None,
+) -> list[int]:
+    """Token ids of a conversation. Raises the 400 when there is no template or it refuses the messages."""
+    if state.template is None:
+        raise ApiError(
+            400,
+            "messages: this model has no chat template; use /v1/completions, or start the server with --chat-template",
+            param="messages",
+            code="no_chat_template",
+        )
+    limit = state.config.api.limits.max_messages
+    if len(messages) > limit:
+        raise bad_field("messages", f"holds {len(messages)} messages, the limit is {limit}")
+    plain = [_plain(message) for message in messages]
+    size = sum(len(message["content"]) for message in plain)
+    text = await off_loop(size, lambda: _render(state.template, plain, add_generation_prompt, variables))
+    ids = await encode(state, text, "messages", add_special_tokens=False)
+    if not ids:
+        raise bad_field("messages", "make an empty prompt; send at least one message with content")
+    return ids
+
+
+async def encode(state: ServerState, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of a text; a text too long for any tokenisation to fit is refused before it is tokenised."""
+    tokenizer, ready = state.serving()
+    most = ready.max_length_tokens * tokenizer.longest_token_characters * _NORMALISATION
+    if len(text) > most:
+        raise bad_field(
+            field,
+            f"has {len(text)} characters and therefore more than the {ready.max_length_tokens} tokens of this model",
+        )
+    return await off_loop(len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+
+async def off_loop(characters: int, work: Callable[[], T]) -> T:
+    """Runs short work at once and long work in a thread."""
+    return work() if characters <= _LARGE_CHARACTERS else await asyncio.to_thread(work)
+
+
+def _render(
+    template: ChatTemplate | None, messages: list[dict[str, Any]], prompt: bool, variables: dict[str, Any] | None
+) -> str:
+    assert template is not None
+    try:
+        return template.render(messages, add_generation_prompt=prompt, variables=variables)
+    except TemplateError as error:
+        raise ApiError(400, f"messages: {error}", param="messages", code="chat_template_error") from error
+
+
+def _plain(message: ChatMessage) -> dict[str, Any]:
+    """The message as templates expect it: content is one text, parts are joined by line breaks."""
+    content = message.content
+    text = "\n".join(part.text or "" for part in content) if isinstance(content, list) else content or ""
+    plain: dict[str, Any] = {"role": message.role, "content": text}
+    if message.name is not None:
+        plain["name"] = message.name
+    return plain

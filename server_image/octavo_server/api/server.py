@@ -1,0 +1,169 @@
+"""One API process from start to end: listen, load the text side, start the engine, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+
+import uvicorn
+
+from octavo_server.api.app import create_app
+from octavo_server.api.state import Phase, ServerState
+from octavo_server.api.supervisor import ENGINE_COMMAND, Supervisor
+from octavo_server.config import ServeConfig
+from octavo_server.metrics import Metrics
+from octavo_server.termination import Refused
+from octavo_server.text.template import ChatTemplate, TemplateError
+from octavo_server.text.tokenizer import TokenizerError, load_tokenizer
+
+_LOG = logging.getLogger("octavo.server")
+_LAST_WORDS_SECONDS = 2.0
+"""Time in which responses may be flushed after the drain's deadline ended them."""
+
+
+class _Http(uvicorn.Server):
+    """uvicorn without its own signal handlers: SIGTERM means drain, not close."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class Server:
+    """Runs until SIGTERM or SIGINT, or until the engine can't be kept alive (Refused)."""
+
+    def __init__(
+        self, config: ServeConfig, listener: socket.socket, engine_command: Sequence[str] = ENGINE_COMMAND
+    ) -> None:
+        model = config.engine.model
+        name = model.served_name or Path(model.path).name
+        self.config = config
+        self.state = ServerState(config, name, Metrics(name))
+        self.supervisor = Supervisor(config.engine, self.state, engine_command)
+        self.state.stage = lambda: self.supervisor.stage
+        self._listener = listener
+        self._drain = asyncio.Event()
+        self._end = asyncio.Event()
+        app = create_app(self.state)
+        self._http = _Http(
+            uvicorn.Config(
+                app, log_config=None, access_log=config.api.access_log, lifespan="off", timeout_keep_alive=75,
+                server_header=False, ws="none", h11_max_incomplete_event_size=64 * 1024,
+            )
+        )  # fmt: skip
+
+    def request_stop(self) -> None:
+        """What SIGTERM and SIGINT do: the first starts the drain, the second ends at once."""
+        if self._drain.is_set():
+            _LOG.warning("second signal: ending at once")
+            self._end.set()
+        self._drain.set()
+
+    async def run(self, on_serving: Callable[[], None] = lambda: None) -> None:
+        """Serves. Raises Refused when the model, its text side or the engine make that impossible."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        with contextlib.suppress(ValueError, RuntimeError):  # only the main thread may
+            for number in signals:
+                loop.add_signal_handler(number, self.request_stop)
+        engine = asyncio.create_task(self.supervisor.run())
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        text = asyncio.create_task(self._load_text())
+        drain = asyncio.create_task(self._drained())
+        try:
+            on_serving()
+            await self._until_end({engine, http, drain}, text)
+        finally:
+            self.state.phase = Phase.ENDED
+            self.state.client.fail_all("the server is shutting down")
+            self._http.should_exit = True
+            if not self._drain.is_set() or self._end.is_set():
+                self._http.force_exit = True
+            self.supervisor.stop()
+            drain.cancel()
+            text.cancel()
+            await asyncio.gather(engine, drain, text, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(http), 0 if self._end.is_set() else _LAST_WORDS_SECONDS)
+            self._http.force_exit = True
+            await asyncio.gather(http, return_exceptions=True)
+            for number in signals:
+                with contextlib.suppress(ValueError, RuntimeError):
+                    loop.remove_signal_handler(number)
+
+    async def _until_end(self, tasks: set[asyncio.Task[None]], text: asyncio.Task[None]) -> None:
+        waiting = {*tasks, text}
+        while waiting & tasks == tasks:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+
+    async def _load_text(self) -> None:
+        path = Path(self.config.engine.model.path)
+        file = Path(self.config.api.chat_template) if self.config.api.chat_template else None
+        try:
+            tokenizer = await asyncio.to_thread(load_tokenizer, path, chat_template_file=file)
+            template = (
+                ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens) if tokenizer.chat_template else None
+            )
+        except TokenizerError as error:
+            raise Refused("ModelUnreadable", str(error)) from error
+        except TemplateError as error:
+            raise Refused("ChatTemplateInvalid", f"{error}; give another one with --chat-template") from error
+        self.state.text_ready(tokenizer, template)
+
+    async def _drained(self) -> None:
+        """Returns when the drain is over; every request then has its end."""
+        await self._drain.wait()
+        api = self.config.api
+        self.state.draining = True
+        _LOG.info(
+            "draining: new requests for %g s more, running ones for %g s after that; another signal ends at once",
+            api.drain_notice_seconds,
+            api.drain_seconds,
+        )
+        if await self._ended_within(api.drain_notice_seconds):
+            return
+        self._http.should_exit = True  # closes the listener and idle connections, waits for the others
+        deadline = asyncio.get_running_loop().time() + api.drain_seconds
+        while self._http.server_state.tasks or self._http.server_state.connections:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                break
+            if await self._ended_within(min(left, 0.05)):
+                return
+        if self.state.client.living:
+            _LOG.warning("drain time is over: %d running requests are ended", self.state.client.living)
+        self.state.client.fail_all(f"the server shut down before this request was done ({api.drain_seconds:g} s)")
+
+    async def _ended_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._end.wait(), seconds)
+        return self._end.is_set()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, before anything expensive starts. Raises Refused for an occupied or impossible address."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise Refused("AddressUnavailable", f"--host {host}: {error.strerror or error}") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        way_out = "choose another with --port" if error.errno == 98 else "choose another --host or --port"
+        message = f"port {port} on {host} can't be opened: {error.strerror}; {way_out}"
+        raise Refused("AddressUnavailable", message) from error
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,169 @@
+"""Request bodies of the HTTP interface. Types are strict: a number as text is an error, not a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from octavo_server.api.errors import ApiError, from_validation
+from octavo_server.api.fields import check_extra
+
+MAX_SEED = 2**64 - 1
+MAX_TOKENS_LIMIT = 2**31 - 1
+Prompt = str | list[str] | list[int] | list[list[int]]
+
+
+def _strings(value: Any) -> Any:
+    """A text or a list of texts, as a list."""
+    if value is None:
+        return []
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise PydanticCustomError("strings", "must be a text or a list of texts")
+    return items
+
+
+def _prompt(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value:
+        if all(isinstance(item, str) for item in value) or _all_ids(value):
+            return value
+        if all(isinstance(item, list) and _all_ids(item) for item in value):
+            return value
+    if value in ([], None):
+        raise PydanticCustomError("prompt", "is empty; send a text or at least one token id")
+    raise PydanticCustomError("prompt", "must be a text, a list of texts, a list of token ids or a list of such lists")
+
+
+def _all_ids(items: Sequence[Any]) -> bool:
+    return all(type(item) is int for item in items)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+B = TypeVar("B", bound=_Body)
+
+
+class StreamOptions(_Body):
+    """How a stream is sent."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    include_usage: bool = False
+
+
+class SamplingFields(_Body):
+    """What chat and text completions have in common."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
+    stop: Annotated[list[str], BeforeValidator(_strings)] = []
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    request_id: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
+
+
+class ContentPart(_Body):
+    """A part of a message; only text parts are understood."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(_Body):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+
+
+class ChatRequest(SamplingFields):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(SamplingFields):
+    """Body of POST /v1/completions."""
+
+    prompt: Annotated[Prompt, BeforeValidator(_prompt)]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+
+
+class TokenizeRequest(_Body):
+    """Body of POST /tokenize: a prompt, or messages for the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(_Body):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def parse(kind: type[B], body: bytes) -> B:
+    """The checked body. Raises ApiError (400) naming the first field at fault."""
+    try:
+        parsed = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False)) from None
+    check_extra(parsed.model_extra)
+    for position, message in enumerate(getattr(parsed, "messages", None) or []):
+        _check_message(message, f"messages.{position}.")
+    return parsed
+
+
+def _check_message(message: ChatMessage, prefix: str) -> None:
+    for name, value in (message.model_extra or {}).items():
+        if value not in (None, [], ""):
+            raise ApiError(
+                400, f"{prefix}{name}: not supported by this server; leave it out", param=prefix + name,
+                code="unsupported_field",
+            )  # fmt: skip
+    if isinstance(message.content, list):
+        for position, part in enumerate(message.content):
+            place = f"{prefix}content.{position}."
+            if part.type != "text":
+                raise ApiError(
+                    400, f"{place}type: {part.type!r} is not supported; this model reads text parts only",
+                    param=f"{place}type", code="unsupported_content",
+                )  # fmt: skip
+            if part.text is None:
+                raise ApiError(400, f"{place}text: is missing", param=f"{place}text", code="invalid_value")
+    elif message.content is None and message.role != "assistant":
+        raise ApiError(400, f"{prefix}content: is missing", param=f"{prefix}content", code="invalid_value")

@@ -1,0 +1,63 @@
+"""Locations of models, as text and as what they mean."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo_server.contract import CheckReason
+from octavo_server.termination import Refused
+
+MOUNT_ROOT = Path("/models")
+"""Claims of pvc:// locations are mounted below."""
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.S)
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
+
+
+@dataclass(frozen=True)
+class LocalSource:
+    """A file or folder that this process can read."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A repository on a Hugging Face Hub, or one file or folder of it."""
+
+    repository: str
+    inside: str = ""
+    """Path inside the repository; empty = all of it."""
+
+
+def parse_location(location: str) -> LocalSource | HubSource:
+    """What a location means. Raises Refused with SchemeUnsupported or ModelNotFound."""
+    match = _SCHEME.match(location)
+    if match is None:
+        return LocalSource(Path(location))
+    scheme, rest = match.group(1).lower(), match.group(2)
+    if scheme == "file":
+        return LocalSource(_absolute(rest, location))
+    if scheme == "pvc":
+        claim, _, inside = rest.partition("/")
+        if not claim or ".." in Path(inside).parts:
+            raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {location}: write pvc://claim/path inside the claim")
+        return LocalSource(MOUNT_ROOT / claim / inside)
+    if scheme == "hf":
+        parts = rest.strip("/").split("/")
+        repository, inside = "/".join(parts[:2]), "/".join(parts[2:])
+        if not _REPOSITORY.match(repository) or ".." in parts:
+            raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {location}: write hf://organisation/name")
+        return HubSource(repository, inside)
+    raise Refused(
+        CheckReason.SCHEME_UNSUPPORTED,
+        f"model {location}: the scheme {scheme}:// is not supported; use hf://, pvc://, file:// or a path",
+    )
+
+
+def _absolute(rest: str, location: str) -> Path:
+    path = Path(rest)
+    if not path.is_absolute():
+        raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {location}: write file:///absolute/path, with three slashes")
+    return path

@@ -1,0 +1,219 @@
+"""The metric contract: every name, label and bucket that dashboards, alerts and the autoscaler read.
+
+docs/reference/metrics.md describes them; a test names each. Values of the engine come with its Stats messages; its
+counters start anew with each engine process, so the sums of earlier processes are kept here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from octavo_server.engine.messages import Ready, Stats
+from octavo_server.version import __version__
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+_TIME_TO_FIRST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 40, 80, 160)
+_BETWEEN = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
+            1, 2, 5)  # fmt: skip
+_DURATION = (0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 300, 600, 1200)
+_QUEUE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """All metrics of one API process, in a registry of their own."""
+
+    def __init__(self, model_name: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._model_name = model_name
+        self._ready: Ready | None = None
+        self._stats: Stats | None = None
+        self._waiting_here = 0
+        self._base: dict[str, int] = {}
+        self._build = build_facts()
+        registry = self.registry
+        self.received = Counter("octavo_requests_received", "Choices that were accepted.", registry=registry)
+        self.finished = Counter("octavo_requests_finished", "Choices that ended.", ["reason"], registry=registry)
+        for reason in FINISH_REASONS:
+            self.finished.labels(reason)
+        self.prompt_tokens = Counter("octavo_prompt_tokens", "Prompt tokens of started requests.", registry=registry)
+        self.generation_tokens = Counter("octavo_generation_tokens", "Tokens that were generated.", registry=registry)
+        self.time_to_first_token = Histogram(
+            "octavo_time_to_first_token_seconds",
+            "From arrival to the first token.",
+            buckets=_TIME_TO_FIRST,
+            registry=registry,
+        )
+        self.inter_token_latency = Histogram(
+            "octavo_inter_token_latency_seconds", "Between two tokens.", buckets=_BETWEEN, registry=registry
+        )
+        self.duration = Histogram(
+            "octavo_request_duration_seconds", "From arrival to the end.", buckets=_DURATION, registry=registry
+        )
+        self.queue = Histogram(
+            "octavo_queue_seconds", "From arrival in the engine to the first step.", buckets=_QUEUE, registry=registry
+        )
+        registry.register(_EngineCollector(self))
+
+    def engine_ready(self, ready: Ready) -> None:
+        """A new engine process: its counters start at 0."""
+        self._keep_counters()
+        self._ready = ready
+
+    def engine_stats(self, stats: Stats) -> None:
+        """The engine's newest numbers."""
+        self._stats = stats
+        for seconds in stats.queue_seconds:
+            self.queue.observe(seconds)
+
+    def engine_lost(self, living: int) -> None:
+        """No engine: nothing runs, and what lives waits."""
+        self._keep_counters()
+        self._waiting_here = living
+
+    def _keep_counters(self) -> None:
+        if self._stats is not None:
+            for name in _ENGINE_COUNTERS:
+                self._base[name] = self._base.get(name, 0) + getattr(self._stats, name)
+        self._stats = None
+        self._waiting_here = 0
+
+    def families(self) -> Iterable[Metric]:
+        """Metrics that come from the engine; nothing before it was ready, so that "unknown" is never read as 0."""
+        yield from _aliases(self.time_to_first_token, "vllm:time_to_first_token_seconds", self._model_name)
+        ready = self._ready
+        if ready is None:
+            return
+        stats = self._stats or _idle(ready, self._waiting_here)
+        total = stats.active_blocks + stats.cached_blocks + stats.free_blocks
+        usage = stats.active_blocks / total if total else 0.0
+        blocks = GaugeMetricFamily("octavo_kv_cache_blocks", "Blocks of the pool by state.", labels=["state"])
+        for state in ("active", "cached", "free"):
+            blocks.add_metric([state], getattr(stats, f"{state}_blocks"))
+        yield blocks
+        unused = stats.allocated_slots - stats.used_slots
+        gauges = {
+            "octavo_kv_cache_usage_ratio": ("Active blocks / all blocks.", usage),
+            "octavo_kv_cache_capacity_tokens": ("Tokens that the pool can hold.", ready.capacity_tokens),
+            "octavo_kv_cache_block_size_tokens": ("Tokens of a block.", ready.block_size_tokens),
+            "octavo_kv_cache_fragmentation_ratio": (
+                "Slots of active blocks that hold no token / slots of active blocks.",
+                unused / stats.allocated_slots if stats.allocated_slots else 0.0,
+            ),
+            "octavo_requests_running": ("Requests in the batch.", stats.running),
+            "octavo_requests_waiting": ("Requests that wait for a place in the batch.", stats.waiting),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(name, text, value)
+        totals = {name: self._base.get(name, 0) + getattr(stats, name) for name in _ENGINE_COUNTERS}
+        for field, value in totals.items():
+            yield CounterMetricFamily(*_ENGINE_COUNTERS[field], value)
+        facts = {**self._build, "attention_backend": ready.attention_backend}
+        yield _labelled("octavo_build_info", "Versions and the attention kernels in use.", facts)
+        fallback = GaugeMetricFamily("octavo_kernel_fallback", "1 per reason for slower kernels.", labels=["reason"])
+        for reason in ready.fallback_reasons:
+            fallback.add_metric([reason], 1)
+        yield fallback
+        yield from self._vllm(stats, ready, usage, totals["preemptions_total"], total)
+
+    def _vllm(self, stats: Stats, ready: Ready, usage: float, preemptions: int, blocks: int) -> Iterable[Metric]:
+        """The names that existing dashboards and endpoint pickers read."""
+        gauges = {
+            "vllm:kv_cache_usage_perc": usage,
+            "vllm:gpu_cache_usage_perc": usage,
+            "vllm:num_requests_running": stats.running,
+            "vllm:num_requests_waiting": stats.waiting,
+        }
+        for name, value in gauges.items():
+            yield _labelled(name, "Octavo's value under vLLM's name.", {"model_name": self._model_name}, value)
+        counter = CounterMetricFamily(
+            "vllm:num_preemptions", "Octavo's value under vLLM's name.", labels=["model_name"]
+        )
+        counter.add_metric([self._model_name], preemptions)
+        yield counter
+        facts = {"block_size": str(ready.block_size_tokens), "num_gpu_blocks": str(blocks), "cache_dtype": ready.dtype}
+        yield _labelled("vllm:cache_config_info", "Shape of the cache.", facts)
+
+
+_ENGINE_COUNTERS = {
+    "preemptions_total": ("octavo_preemptions", "Requests that lost their blocks and were computed again."),
+    "prefix_queried_tokens_total": (
+        "octavo_prefix_cache_queried_tokens",
+        "Prompt tokens looked up in the prefix cache.",
+    ),
+    "prefix_hit_tokens_total": ("octavo_prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
+}
+"""Field of Stats → name of the metric (without _total) and its description."""
+
+
+class _EngineCollector(Collector):
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics.families()
+
+
+def build_facts() -> Mapping[str, str]:
+    """Versions for octavo_build_info, found without importing torch."""
+    return {
+        "version": __version__,
+        "cuda": _torch_cuda(),
+        "driver": _driver(),
+        "triton": _version("triton"),
+        "torch": _version("torch"),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _torch_cuda() -> str:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "none"
+    file = Path(spec.origin).parent / "version.py"
+    found = re.search(r"^cuda[^=]*=\s*'([^']+)'", file.read_text(encoding="utf-8"), re.M) if file.is_file() else None
+    return found.group(1) if found else "none"
+
+
+def _driver() -> str:
+    file = Path("/proc/driver/nvidia/version")
+    found = re.search(r"Module\D*(\d+\.\d+(?:\.\d+)?)", file.read_text(encoding="utf-8")) if file.is_file() else None
+    return found.group(1) if found else "none"
+
+
+def _idle(ready: Ready, waiting: int) -> Stats:
+    blocks = ready.capacity_tokens // ready.block_size_tokens
+    return Stats(0, waiting, 0, 0, blocks, 0, 0, 0, 0, 0, 0, 0, 0, [])
+
+
+def _labelled(name: str, text: str, labels: Mapping[str, str], value: float = 1) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
+
+
+def _renamed(family: Metric, name: str, labels: Mapping[str, str] | None = None) -> Metric:
+    renamed = Metric(name, family.documentation, family.type)
+    for sample in family.samples:
+        suffix = sample.name.removeprefix(family.name)
+        renamed.add_sample(name + suffix, {**sample.labels, **(labels or {})}, sample.value)
+    return renamed
+
+
+def _aliases(histogram: Histogram, name: str, model_name: str) -> Iterable[Metric]:
+    for family in histogram.collect():
+        yield _renamed(family, name, {"model_name": model_name})
