@@ -86,6 +86,7 @@ class RequestOutput:
 
     request_id: int
     token_ids: list[int]
+    """New tokens; a stop token that ends the request is the last of them."""
     logprobs: list[TokenLogprobs]
     """Empty unless asked for; else one entry per token."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None

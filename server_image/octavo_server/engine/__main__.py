@@ -1,0 +1,94 @@
+"""The engine's own process: `python -m octavo_server.engine --socket PATH [--config FILE]`.
+
+Reads an EngineConfig as JSON (engine/settings.py) from FILE, else from standard input up to its end. It listens on the
+Unix socket PATH at once, before anything is loaded; API processes connect, whenever they like. Each connection gets the
+present state first: Progress while starting, then Ready or StartupFailed, and Stats. Exit codes: 0 after SIGTERM or
+SIGINT, 1 when it failed while running, 2 when it refused to start (one line on standard error says why). It ends with
+its parent process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from octavo_server.engine.messages import Progress, StartupFailed
+from octavo_server.engine.settings import from_json
+
+_PR_SET_PDEATHSIG = 1
+_FAILED_PATIENCE_SECONDS = 5.0
+
+
+def main() -> int:
+    """Runs the engine; the exit code."""
+    arguments = _parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s", stream=sys.stderr)
+    try:
+        config = from_json(Path(arguments.config).read_text() if arguments.config else sys.stdin.read())
+    except (OSError, ValueError) as error:
+        print(f"octavo engine: {error}", file=sys.stderr)
+        return 2
+    _end_with_parent()
+
+    from octavo_server.engine.process import Process
+
+    try:
+        process = Process(Path(arguments.socket))
+    except OSError as error:
+        print(f"octavo engine: socket {arguments.socket}: {error}", file=sys.stderr)
+        return 2
+
+    def stop(number: int, _: object) -> None:
+        process.stopped = True
+        if not process.serving:
+            process.close()
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    process.announce(Progress("runtime", 0))
+
+    # The socket is open by now: importing torch takes seconds, and API processes can connect meanwhile.
+    from octavo_server.engine.sizes import Refusal
+    from octavo_server.engine.startup import start
+    from octavo_server.weights import ModelError
+
+    try:
+        engine, ready = start(config, process.announce)
+    except (ModelError, Refusal) as error:
+        print(f"octavo engine: {error.message}", file=sys.stderr)
+        process.close(StartupFailed(error.reason, error.message), patience_seconds=_FAILED_PATIENCE_SECONDS)
+        return 2
+    except MemoryError:
+        message = "the machine's memory does not hold weights and KV pool; use a smaller pool, Int8 or more memory"
+        print(f"octavo engine: {message}", file=sys.stderr)
+        process.close(StartupFailed("MemoryTooSmall", message), patience_seconds=_FAILED_PATIENCE_SECONDS)
+        return 2
+    process.serve(engine, ready)
+    process.close()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m octavo_server.engine", description=__doc__)
+    parser.add_argument("--socket", required=True, metavar="PATH", help="Unix socket to listen on")
+    parser.add_argument("--config", default="", metavar="FILE", help="JSON file; default: standard input")
+    return parser
+
+
+def _end_with_parent() -> None:
+    """Asks Linux for SIGTERM when the parent process dies, so that no engine is left behind."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

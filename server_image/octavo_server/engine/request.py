@@ -1,0 +1,161 @@
+"""One living request: its tokens, how far they are computed, and the blocks it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo_server.engine.digests import TOKEN_BYTES, digest_seed, digests, extend
+from octavo_server.engine.messages import SamplingParams, Submit, TokenLogprobs
+
+
+@dataclass(eq=False)
+class Request:
+    """State of a request between its Submit and its Finished.
+
+    tokens: int32 buffer for prompt and answer; `length` of them are known, `computed` are in the cache.
+    """
+
+    request_id: int
+    connection: int
+    sampling: SamplingParams
+    tokens: npt.NDArray[np.int32]
+    prompt_length: int
+    length: int
+    max_length: int
+    """Known tokens at which the request ends: prompt + max_new_tokens, cut to the model's limit."""
+    priority: int
+    arrival: int
+    arrived_seconds: float
+    digest_chain: list[bytes]
+    digest_parent: bytes
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    registered: int = 0
+    """Full blocks offered to the prefix cache so far."""
+    slot: int = -1
+    admissions: int = 0
+    """How often it was admitted: its blocks only grow between two admissions."""
+    first_output_sent: bool = False
+    scheduled_once: bool = False
+    cached_tokens: int = -1
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    stop_ids: frozenset[int] = frozenset()
+
+    @property
+    def generated(self) -> int:
+        """Number of generated tokens."""
+        return self.length - self.prompt_length
+
+    @property
+    def pending(self) -> int:
+        """Known tokens that are not in the cache yet; 1 while decoding."""
+        return self.length - self.computed
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sort key: what runs first and is preempted last."""
+        return (self.priority, self.arrival)
+
+    def append(self, token: int) -> None:
+        """Adds a generated token."""
+        self.tokens[self.length] = token
+        self.length += 1
+
+    def digest(self, index: int, block_size: int) -> bytes:
+        """Digest of full block `index`, extending the chain over generated tokens where needed."""
+        while len(self.digest_chain) <= index:
+            at = len(self.digest_chain)
+            parent = self.digest_chain[-1] if self.digest_chain else self.digest_parent
+            block = self.tokens[at * block_size : (at + 1) * block_size]
+            self.digest_chain.append(extend(parent, block.tobytes()))
+        return self.digest_chain[index]
+
+
+def make_request(
+    submit: Submit,
+    *,
+    connection: int,
+    arrival: int,
+    now_seconds: float,
+    block_size: int,
+    max_length: int,
+    vocabulary: int,
+) -> Request:
+    """Checks a Submit and makes its request; raises ValueError with field, value and limit."""
+    prompt = _tokens("prompt_token_ids", submit.prompt_token_ids, vocabulary)
+    resumed = _tokens("resume_token_ids", submit.resume_token_ids, vocabulary)
+    sampling = submit.sampling
+    if len(prompt) == 0:
+        raise ValueError("prompt_token_ids is empty; at least one token is needed")
+    if submit.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {submit.max_new_tokens}; at least 1 is needed")
+    if len(prompt) + 1 > max_length:
+        raise ValueError(
+            f"prompt_token_ids holds {len(prompt)} tokens; with one token to generate, at most {max_length - 1} fit"
+        )
+    limit = min(len(prompt) + submit.max_new_tokens, max_length)
+    if len(prompt) + len(resumed) > limit:
+        raise ValueError(
+            f"resume_token_ids holds {len(resumed)} tokens, but at most {limit - len(prompt)} are asked for"
+        )
+    for token in sampling.logit_bias:
+        if not 0 <= token < vocabulary:
+            raise ValueError(f"logit_bias names token {token}; token ids are 0 to {vocabulary - 1}")
+    check_sampling(sampling)
+    tokens = np.zeros(limit, dtype=np.int32)
+    tokens[: len(prompt)] = prompt
+    tokens[len(prompt) : len(prompt) + len(resumed)] = resumed
+    seed = submit.digest_seed or digest_seed()
+    chain = list(submit.block_digests) or digests(submit.prompt_token_ids, block_size, seed)
+    return Request(
+        request_id=submit.request_id,
+        connection=connection,
+        sampling=sampling,
+        tokens=tokens,
+        prompt_length=len(prompt),
+        length=len(prompt) + len(resumed),
+        max_length=limit,
+        priority=submit.priority,
+        arrival=arrival,
+        arrived_seconds=now_seconds,
+        digest_chain=chain[: len(prompt) // block_size],
+        digest_parent=seed,
+        prompt_logprobs=[None],
+        stop_ids=frozenset(sampling.stop_token_ids),
+    )
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """Raises ValueError for a number that would make sampling meaningless (NaN included)."""
+    checks = (
+        ("temperature", 0 <= sampling.temperature < float("inf"), "0 or more"),
+        ("top_k", sampling.top_k >= 0, "0 or more"),
+        ("top_p", 0 < sampling.top_p <= 1, "above 0, at most 1"),
+        ("min_p", 0 <= sampling.min_p <= 1, "0 to 1"),
+        ("presence_penalty", abs(sampling.presence_penalty) <= 100, "-100 to 100"),
+        ("frequency_penalty", abs(sampling.frequency_penalty) <= 100, "-100 to 100"),
+        ("repetition_penalty", 0 < sampling.repetition_penalty <= 100, "above 0, at most 100"),
+        ("seed", 0 <= sampling.seed < 2**64, "0 to 2^64 - 1"),
+        ("choice_index", 0 <= sampling.choice_index < 2**32, "0 to 2^32 - 1"),
+        ("logprobs", sampling.logprobs >= -1, "-1 or more"),
+        ("prompt_logprobs", sampling.prompt_logprobs >= -1, "-1 or more"),
+    )
+    for name, holds, allowed in checks:
+        if not holds:
+            raise ValueError(f"{name} is {getattr(sampling, name)}; it must be {allowed}")
+    for token, bias in sampling.logit_bias.items():
+        if not abs(bias) < float("inf"):
+            raise ValueError(f"logit_bias of token {token} is {bias}; it must be a finite number")
+
+
+def _tokens(name: str, data: bytes, vocabulary: int) -> npt.NDArray[np.int32]:
+    if len(data) % TOKEN_BYTES:
+        raise ValueError(f"{name} has {len(data)} bytes; int32 tokens need a multiple of {TOKEN_BYTES}")
+    tokens = np.frombuffer(data, dtype="<i4").astype(np.int32)
+    if len(tokens) and (tokens.min() < 0 or tokens.max() >= vocabulary):
+        wrong = next(int(token) for token in tokens if not 0 <= token < vocabulary)
+        raise ValueError(f"{name} holds token {wrong}; token ids are 0 to {vocabulary - 1}")
+    return tokens

@@ -1,0 +1,160 @@
+"""From a config to an engine that has generated a token, or to a refusal that names the way out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from octavo_server.config import BLOCK_SIZES_TOKENS, EngineConfig
+from octavo_server.engine.blocks import BlockPool
+from octavo_server.engine.core import Engine
+from octavo_server.engine.machine import available_memory_bytes, usable_processors
+from octavo_server.engine.messages import Finished, Progress, Ready, SamplingParams, Submit
+from octavo_server.engine.runner import Runner
+from octavo_server.engine.scheduler import Scheduler, SchedulerLimits
+from octavo_server.engine.sizes import CachePlan, Refusal, cache_plan, plan_length, weight_bytes
+from octavo_server.models.decoder import load_decoder
+from octavo_server.weights import open_model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_NAMES = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
+_WARM_UP_CONNECTION = -1
+
+
+def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[Engine, Ready]:
+    """Loads the model, allocates the pool and generates one token. Raises ModelError or Refusal."""
+    progress(Progress("model", 0))
+    device = choose_device(config.device)
+    if config.tensor_parallel != 1:
+        raise Refusal("ParallelismUnsupported", f"tensor_parallel is {config.tensor_parallel}; this engine runs on 1")
+    if config.cache.block_size_tokens not in BLOCK_SIZES_TOKENS:
+        allowed = ", ".join(map(str, BLOCK_SIZES_TOKENS))
+        raise Refusal("BlockSizeUnsupported", f"block size {config.cache.block_size_tokens} is not one of {allowed}")
+    if device.type == "cpu":
+        torch.set_num_threads(config.cpu_threads or usable_processors())
+    source = open_model(config.model.path, config.model.format)
+    spec = source.spec
+    dtype = choose_dtype(config.model.dtype, spec.stored_dtype, device)
+    quantization = choose_quantization(config.model.quantization, device)
+    kv_dtype = dtype if config.cache.dtype.lower() == "auto" else choose_dtype(config.cache.dtype, "", device)
+    plan = cache_plan(
+        spec,
+        block_size=config.cache.block_size_tokens,
+        element_bytes=kv_dtype.itemsize,
+        pool_bytes=config.cache.pool_bytes or default_pool_bytes(config, device),
+    )
+    max_length = plan_length(spec, plan, config.model.max_length_tokens)
+    _check_memory(device, weight_bytes(spec, dtype.itemsize, quantization), plan)
+    decoder = load_decoder(
+        source,
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        max_length=max_length,
+        progress=lambda percent: progress(Progress("weights", percent)),
+    )
+    progress(Progress("pool", 0))
+    limits = SchedulerLimits(
+        max_batched_tokens=config.scheduler.max_batched_tokens,
+        max_sequences=config.scheduler.max_sequences,
+        block_size=config.cache.block_size_tokens,
+    )
+    runner = Runner(
+        decoder,
+        blocks=plan.blocks,
+        block_size=limits.block_size,
+        kv_dtype=kv_dtype,
+        device=device,
+        max_sequences=limits.max_sequences,
+        max_batched_tokens=limits.max_batched_tokens,
+        max_length=max_length,
+    )
+    progress(Progress("first token", 0))
+    generate_one_token(runner, limits, max_length, spec.vocabulary_size)
+    scheduler = Scheduler(BlockPool(plan.blocks, prefix_caching=config.cache.prefix_caching), limits)
+    engine = Engine(runner, scheduler, max_length=max_length, vocabulary=spec.vocabulary_size)
+    ready = Ready(
+        model_name=config.model.served_name or Path(config.model.path).name,
+        vocabulary_size=spec.vocabulary_size,
+        max_length_tokens=max_length,
+        block_size_tokens=limits.block_size,
+        capacity_tokens=plan.capacity_tokens,
+        device=str(device),
+        dtype=_NAMES[dtype],
+        quantization=quantization,
+        attention_backend=runner.attention_backend,
+        fallback_reasons=[],
+    )
+    return engine, ready
+
+
+def choose_device(name: str) -> torch.device:
+    """Auto takes a CUDA device where there is one."""
+    wanted = name.lower()
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise Refusal("DeviceUnsupported", f"device {name} is not one of Auto, CPU, CUDA")
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise Refusal("DeviceNotFound", "device CUDA: no usable CUDA device here; use --device CPU or mend the driver")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def choose_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
+    """Auto means float32 on a CPU (exact, and as fast as any for small batches), else the dtype of the files."""
+    wanted = name.lower()
+    if wanted == "auto":
+        wanted = "float32" if device.type == "cpu" else stored.lower()
+    if wanted not in DTYPES:
+        raise Refusal("DtypeUnsupported", f"dtype {name} is not one of Auto, Float32, BFloat16, Float16")
+    return DTYPES[wanted]
+
+
+def choose_quantization(name: str, device: torch.device) -> str:
+    """`None` or `Int8`; refuses what this device has no path for."""
+    wanted = {"none": "None", "int8": "Int8", "fp8": "FP8"}.get(name.lower())
+    if wanted is None:
+        raise Refusal("QuantizationUnsupported", f"quantization {name} is not one of None, Int8, FP8")
+    if wanted == "FP8" or (wanted == "Int8" and device.type != "cpu"):
+        raise Refusal("QuantizationUnsupported", f"quantization {wanted} is not available on {device.type}; use None")
+    return wanted
+
+
+def default_pool_bytes(config: EngineConfig, device: torch.device) -> int:
+    """1 GiB or a quarter of free memory on a CPU; memory_percent of the whole minus what is in use on a GPU."""
+    if device.type == "cpu":
+        free = available_memory_bytes()
+        return min(1 << 30, free // 4) if free else 1 << 30
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, free - total * (100 - config.cache.memory_percent) // 100)
+
+
+def generate_one_token(runner: Runner, limits: SchedulerLimits, max_length: int, vocabulary: int) -> None:
+    """Runs a prompt and a following step through everything that a request uses; its blocks are forgotten after."""
+    blocks = math.ceil(max_length / limits.block_size) + 1
+    scheduler = Scheduler(BlockPool(blocks, prefix_caching=False), limits)
+    engine = Engine(runner, scheduler, max_length=max_length, vocabulary=vocabulary)
+    prompt = (1).to_bytes(4, "little") * min(8, max_length - 1)
+    submit = Submit(0, prompt, SamplingParams(temperature=0.0), max_new_tokens=2)
+    messages = engine.submit(_WARM_UP_CONNECTION, submit)
+    deadline = time.monotonic() + 600
+    while engine.busy and time.monotonic() < deadline:
+        messages += engine.step()
+    reasons = [message for _, message in messages if isinstance(message, Finished)]
+    if len(reasons) != 1 or reasons[0].reason != "length":
+        detail = reasons[0].message if reasons else "it did not end"
+        raise RuntimeError(f"the first token could not be generated: {detail}")
+    runner.forget_pages()
+
+
+def _check_memory(device: torch.device, weights: int, plan: CachePlan) -> None:
+    free = available_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    needed = weights + plan.pool_bytes
+    if free and needed > free:
+        raise Refusal(
+            "MemoryTooSmall",
+            f"weights ({weights / 2**30:.2f} GiB) and KV pool ({plan.pool_bytes / 2**30:.2f} GiB) need "
+            f"{needed / 2**30:.2f} GiB, free are {free / 2**30:.2f} GiB; use a smaller pool, Int8 or more memory",
+        )

@@ -1,0 +1,144 @@
+"""The Llama-shaped decoder over a paged pool: merged QKV and gate-up projections, few operations per layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from octavo_kernels import PagedAttention, plan_append, rms_norm, rope_append_kv, silu_mul
+
+from octavo_server.models.linear import Linear, make_linear
+from octavo_server.models.rope import cos_sin_table
+from octavo_server.weights import ModelSource, ModelSpec
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one layer; norms `[hidden]`."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    o: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class StepTensors:
+    """What one forward pass reads, on the device of the model.
+
+    tokens, positions, slot_mapping: int64 `[tokens]`; logit_rows: int64 `[rows]`, the tokens whose logits are wanted.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    logit_rows: torch.Tensor
+
+
+class Decoder:
+    """Weights on one device and the forward pass; holds no state between steps."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        embedding: torch.Tensor,
+        layers: list[Layer],
+        final_norm: torch.Tensor,
+        head: Linear,
+        cos_sin: torch.Tensor,
+    ) -> None:
+        self.spec = spec
+        self.dtype = final_norm.dtype
+        self._embedding = embedding
+        self._layers = layers
+        self._final_norm = final_norm
+        self._head = head
+        self._cos_sin = cos_sin
+        self._heads = [spec.query_heads, spec.kv_heads, spec.kv_heads]
+
+    def forward(self, step: StepTensors, attention: PagedAttention, pool: list[torch.Tensor]) -> torch.Tensor:
+        """float32 logits `[rows, vocabulary]`; appends keys and values of all tokens to `pool` (one tensor per layer).
+
+        `attention` must be planned for this step.
+        """
+        spec, epsilon = self.spec, self.spec.rms_epsilon
+        count = step.tokens.shape[0]
+        plan = None
+        if pool[0].device.type == "cpu":
+            plan = plan_append(
+                step.slot_mapping,
+                kv_heads=spec.kv_heads,
+                page_size=pool[0].shape[3],
+                positions=step.positions,
+                cos_sin=self._cos_sin,
+            )
+        residual = F.embedding(step.tokens, self._embedding).to(self.dtype)
+        out = torch.empty(count, spec.query_heads, spec.head_size, dtype=self.dtype, device=residual.device)
+        flat_out = out.view(count, -1)
+        hidden = rms_norm(residual, self._layers[0].attention_norm, epsilon)
+        for index, layer in enumerate(self._layers):
+            q, k, v = torch.split(layer.qkv(hidden).view(count, -1, spec.head_size), self._heads, dim=1)
+            rope_append_kv(q, k, v, step.positions, self._cos_sin, pool[index], step.slot_mapping, plan=plan)
+            attention.run(q, pool[index], out)
+            hidden = rms_norm(layer.o(flat_out), layer.mlp_norm, epsilon, residual=residual)
+            hidden = layer.down(silu_mul(layer.gate_up(hidden)))
+            last = index + 1 == len(self._layers)
+            norm = self._final_norm if last else self._layers[index + 1].attention_norm
+            if last and step.logit_rows.shape[0] != count:
+                hidden, residual = hidden[step.logit_rows], residual[step.logit_rows]
+            hidden = rms_norm(hidden, norm, epsilon, residual=residual)
+        return self._head(hidden).float()
+
+
+def load_decoder(
+    source: ModelSource,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str,
+    max_length: int,
+    progress: Callable[[int], None] = lambda percent: None,
+) -> Decoder:
+    """Reads the tensors one by one into their final form; `progress` gets percent. Raises ModelError."""
+    spec = source.spec
+
+    def read(name: str) -> torch.Tensor:
+        return source.tensor(name).to(device)
+
+    def linear(prefix: str, parts: tuple[str, ...]) -> Linear:
+        weight = torch.cat([read(prefix + part) for part in parts])
+        names = [f"{prefix}{part}_bias" for part in parts]
+        bias = torch.cat([read(name) for name in names]) if all(source.has(name) for name in names) else None
+        return make_linear(weight, bias, quantization=quantization, dtype=dtype)
+
+    layers = []
+    for index in range(spec.layers):
+        prefix = f"layers.{index}."
+        layers.append(
+            Layer(
+                attention_norm=read(prefix + "attention_norm").to(dtype),
+                qkv=linear(prefix, ("q", "k", "v")),
+                o=linear(prefix, ("o",)),
+                mlp_norm=read(prefix + "mlp_norm").to(dtype),
+                gate_up=linear(prefix, ("gate", "up")),
+                down=linear(prefix, ("down",)),
+            )
+        )
+        progress(100 * (index + 1) // (spec.layers + 1))
+    embedding = read("embed")
+    head_weight = embedding if spec.tied_embeddings else read("head")
+    embedding = embedding.to(dtype)
+    head = make_linear(
+        embedding if spec.tied_embeddings and quantization == "None" else head_weight,
+        None,
+        quantization=quantization,
+        dtype=dtype,
+    )
+    factors = read("rope_factors") if spec.rope.scaling == "factors" else None
+    table = cos_sin_table(spec.rope, spec.head_size, max_length, None if factors is None else factors.cpu())
+    progress(100)
+    return Decoder(spec, embedding, layers, read("final_norm").to(dtype), head, table.to(device))
