@@ -8,7 +8,7 @@ BIN := .venv/bin
 ONCE ?=
 ARGS ?=
 
-.PHONY: help environment demo demo-down test test-gpu lint format types imports generate verify lock \
+.PHONY: help environment programs demo demo-down test test-gpu lint format types imports generate verify lock \
 	bench bench-cpu bench-demo bench-report clean
 
 help: ## list these verbs
@@ -17,13 +17,16 @@ help: ## list these verbs
 environment: ## create or refresh .venv from the pinned requirements (every verb does this by itself)
 	@scripts/environment.sh
 
+programs: environment ## find or build the control plane's programs, with progress (demo and test do this by themselves)
+	@$(BIN)/octavo-localcluster programs --with-kwok
+
 demo: environment ## start a local cluster and stream a real answer from a real model (ONCE=1 ends after it)
 	@$(BIN)/python scripts/demo.py $(if $(filter-out 0,$(ONCE)),--once) $(ARGS)
 
 demo-down: environment ## stop the demo's cluster and remove all of it
 	@$(BIN)/python scripts/demo.py --down
 
-test: environment lint types imports verify ## every check and every test that needs no GPU (ARGS="-k word" narrows)
+test: lint types imports verify programs ## every check and every test that needs no GPU (ARGS="-k word" narrows)
 	@$(BIN)/python scripts/run_tests.py $(ARGS)
 
 test-gpu: ## the kernels' and the engine's tests on a CUDA device
@@ -58,7 +61,10 @@ bench: bench-cpu bench-demo bench-report ## every measurement that needs no GPU,
 bench-cpu: environment ## the server beside llama.cpp on this machine's CPU
 	@$(BIN)/python benchmarks/serving_cpu.py $(ARGS)
 
-bench-demo: environment ## how long the demo's stages take
+bench-programs: environment ## find or build the control plane's programs, with progress (demo and test do this by themselves)
+	@$(BIN)/octavo-localcluster programs --with-kwok
+
+demo: environment ## how long the demo's stages take
 	@$(BIN)/python scripts/demo.py --once --record
 
 bench-report: environment ## tables of all results, those short of their goal first → docs/performance.md

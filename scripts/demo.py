@@ -85,8 +85,7 @@ def epilogue(cluster: DemoCluster, address: str) -> str:
     body = '{"model":"%s","messages":[{"role":"user","content":"Hello"}],"stream":true}' % SERVICE  # noqa: UP031
     return f"""
 Go on:
-  export KUBECONFIG={cluster.kubeconfig}
-  alias kubectl={cluster.program("kubectl")}
+  export KUBECONFIG={cluster.kubeconfig} PATH={cluster.folder / "bin"}:$PATH
   kubectl get ois,pods -n {NAMESPACE}                 what runs
   kubectl describe ois {SERVICE} -n {NAMESPACE}        conditions and events
   curl -N {address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'

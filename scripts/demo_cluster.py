@@ -57,9 +57,11 @@ class DemoCluster:
         """Stop everything and remove the folder. Does nothing when there is none."""
         if self.folder.exists():
             self._localcluster("down")
+            if not any(self.folder.parent.iterdir()):
+                self.folder.parent.rmdir()
 
     def _localcluster(self, verb: str, *options: str) -> None:
-        command = [sys.executable, "-m", "octavo_localcluster", verb, "--state", str(self.folder), *options]
+        command = [sys.executable, "-m", "octavo_localcluster", verb, "--folder", str(self.folder), *options]
         self._stream(command, f"octavo-localcluster {verb}")
 
     def install_chart(self) -> None:

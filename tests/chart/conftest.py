@@ -12,6 +12,32 @@ import yaml
 from octavo_localcluster.programs import PROGRAMS, ensure_programs
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "octavo"
+MATRIX: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "one namespace": {"watchNamespaces": ["team-a"]},
+    "two namespaces, no nodes": {"watchNamespaces": ["team-a", "team-b"], "nodes": {"access": False}},
+    "everything off": {
+        "crds": {"enabled": False},
+        "service": {"enabled": False},
+        "userRoles": {"create": False},
+        "serviceAccount": {"create": False, "name": "someone"},
+    },
+    "everything on": {
+        "replicas": 2,
+        "image": {"repository": "registry.example/octavo-operator", "digest": "sha256:" + "0" * 64},
+        "imagePullSecrets": [{"name": "pull"}],
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"team": "serving"},
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "system-cluster-critical",
+        "serviceAccount": {"annotations": {"a": "b"}},
+        "extraArgs": ["--log-level=Debug"],
+        "extraEnv": [{"name": "NO_PROXY", "value": "*"}],
+    },
+}
+
 Helm = Callable[..., "subprocess.CompletedProcess[str]"]
 Render = Callable[..., list[dict[str, Any]]]
 
@@ -38,3 +64,10 @@ def render(helm: Helm) -> Render:
         return [document for document in yaml.safe_load_all(done.stdout) if document]
 
     return objects
+
+
+@pytest.fixture(params=MATRIX.values(), ids=MATRIX.keys())
+def chart_values(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Sets of values that together turn every switch of the chart."""
+    values: dict[str, Any] = request.param
+    return values

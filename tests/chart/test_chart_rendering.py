@@ -26,36 +26,8 @@ def test_the_chart_is_without_a_complaint_of_helms_linter(helm):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-MATRIX: dict[str, dict[str, Any]] = {
-    "defaults": {},
-    "one namespace": {"watchNamespaces": ["team-a"]},
-    "two namespaces, no nodes": {"watchNamespaces": ["team-a", "team-b"], "nodes": {"access": False}},
-    "everything off": {
-        "crds": {"enabled": False},
-        "service": {"enabled": False},
-        "userRoles": {"create": False},
-        "serviceAccount": {"create": False, "name": "someone"},
-    },
-    "everything on": {
-        "replicas": 2,
-        "image": {"repository": "registry.example/octavo-operator", "digest": "sha256:" + "0" * 64},
-        "imagePullSecrets": [{"name": "pull"}],
-        "podAnnotations": {"a": "b"},
-        "podLabels": {"team": "serving"},
-        "nodeSelector": {"kubernetes.io/os": "linux"},
-        "tolerations": [{"operator": "Exists"}],
-        "affinity": {"nodeAffinity": {}},
-        "priorityClassName": "system-cluster-critical",
-        "serviceAccount": {"annotations": {"a": "b"}},
-        "extraArgs": ["--log-level=Debug"],
-        "extraEnv": [{"name": "NO_PROXY", "value": "*"}],
-    },
-}
-
-
-@pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX.keys())
-def test_every_object_has_a_name_and_labels_and_none_is_rendered_twice(render, values):
-    objects = render(values)
+def test_every_object_has_a_name_and_labels_and_none_is_rendered_twice(render, chart_values):
+    objects = render(chart_values)
     keys = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects]
     assert len(keys) == len(set(keys))
     for document in objects:
@@ -63,9 +35,8 @@ def test_every_object_has_a_name_and_labels_and_none_is_rendered_twice(render, v
             assert document["metadata"]["labels"]["app.kubernetes.io/part-of"] == "octavo"
 
 
-@pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX.keys())
-def test_the_operators_pod_meets_the_restricted_level(render, values):
-    spec = the(render(values), "Deployment")["spec"]["template"]["spec"]
+def test_the_operators_pod_meets_the_restricted_level(render, chart_values):
+    spec = the(render(chart_values), "Deployment")["spec"]["template"]["spec"]
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not spec.get("hostNetwork")

@@ -1,0 +1,86 @@
+"""The chart's objects against a real API server: accepted as rendered, complete, and gone again as promised."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "octavo"
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def own_control_plane(tmp_path_factory):
+    """One for this file alone: helm refuses objects that something else has installed before."""
+    from octavo_localcluster import Cluster, ClusterOptions
+
+    with Cluster.start(ClusterOptions(folder=tmp_path_factory.mktemp("chart-cluster")), report=print) as running:
+        yield running
+
+
+@pytest.fixture
+def kubectl(own_control_plane):
+    def run(*arguments: str, stdin: str | None = None) -> str:
+        command = [
+            str(own_control_plane.program("kubectl")),
+            "--kubeconfig",
+            str(own_control_plane.kubeconfig),
+            *arguments,
+        ]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def namespace(name: str) -> str:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    return json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+
+
+def test_the_api_server_accepts_every_object_as_it_is_rendered(render, kubectl, chart_values):
+    for name in ("team-a", "team-b", "chart-test"):
+        kubectl("apply", "-f", "-", stdin=namespace(name))
+    objects = render(chart_values, namespace="chart-test")
+    command = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
+    told = kubectl(*command, stdin=yaml.safe_dump_all(objects))
+    assert len(told.splitlines()) == len(objects)
+
+
+def test_an_uninstalled_chart_leaves_the_crds_and_nothing_else(helm, kubectl, own_control_plane):
+    kubectl("apply", "-f", "-", stdin=namespace("chart-test"))
+    target = ("--kubeconfig", str(own_control_plane.kubeconfig), "--namespace", "chart-test")
+    done = helm("install", "octavo", str(CHART), *target)
+    assert done.returncode == 0, done.stderr
+    owned = (
+        "get",
+        "clusterroles,clusterrolebindings,deployments,roles,rolebindings,services,configmaps",
+        "-A",
+        "-o",
+        "name",
+    )
+    selected = (*owned, "-l", "app.kubernetes.io/part-of=octavo")
+    assert len(kubectl(*selected).split()) >= 8
+    deadline = time.monotonic() + 60
+    while not viewers_see_services(kubectl):
+        assert time.monotonic() < deadline, "the cluster's own view role never came to include InferenceServices"
+
+    again = helm("upgrade", "octavo", str(CHART), *target)
+    assert again.returncode == 0, again.stderr
+    gone = helm("uninstall", "octavo", *target)
+    assert gone.returncode == 0, gone.stderr
+    assert kubectl(*selected).split() == []
+    assert "customresourcedefinition.apiextensions.k8s.io/inferenceservices.serving.octavo.dev" in kubectl(
+        "get", "crds", "-o", "name"
+    )
+
+
+def viewers_see_services(kubectl) -> bool:
+    view = json.loads(kubectl("get", "clusterrole", "view", "-o", "json"))
+    return any("inferenceservices" in rule["resources"] for rule in view["rules"])
