@@ -17,7 +17,11 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Te
     """
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up has {gate_up.shape[-1]} columns; it must have an even number, gate first, then up")
-    if uses_triton(gate_up) and gate_up.dim() == 2 and gate_up.stride(1) == 1:
+    expected = (*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    if out is not None and out.shape != expected:
+        raise ValueError(f"out has shape {list(out.shape)}; for this gate_up it must be {list(expected)}")
+    contiguous_rows = gate_up.stride(-1) == 1 and (out is None or out.stride(-1) == 1)
+    if uses_triton(gate_up) and gate_up.dim() == 2 and contiguous_rows:
         from octavo_kernels.triton_fused import launch_silu_mul
 
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2) if out is None else out

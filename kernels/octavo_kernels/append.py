@@ -107,6 +107,12 @@ def rope_append_kv(
     _check(k, v, kv, slot_mapping)
     if cos_sin.shape[1] % 2 or cos_sin.shape[1] > q.shape[2]:
         raise ValueError(f"cos_sin has {cos_sin.shape[1]} columns; rope_size must be even and at most {q.shape[2]}")
+    if cos_sin.dtype != torch.float32 or not cos_sin.is_contiguous():
+        raise ValueError(f"cos_sin is {cos_sin.dtype}; it must be contiguous float32 [max_positions, rope_size]")
+    if positions.dtype != torch.int64 or positions.shape != slot_mapping.shape:
+        raise ValueError(
+            f"positions is {positions.dtype} {list(positions.shape)}; it must be int64 {list(slot_mapping.shape)}"
+        )
     if uses_triton(k) and q.stride(2) == k.stride(2) == v.stride(2) == 1:
         from octavo_kernels.triton_append import launch_append
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from functools import cache
+from importlib import metadata
 
 import torch
 
@@ -14,13 +15,16 @@ TRITON_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 @cache
 def triton_version() -> str | None:
     """Version of the installed Triton, or None where it is missing."""
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
-        return version("triton")
-    except PackageNotFoundError:
+        found = importlib.util.find_spec("triton") is not None
+    except ModuleNotFoundError:
+        found = False
+    if not found:
+        return None
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        # A Triton that came without its package's metadata, as some vendors' builds do.
         return "unknown"
 
 

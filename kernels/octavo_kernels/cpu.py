@@ -60,8 +60,8 @@ class CpuBackend:
 
     def _gather(self, group: Group) -> _Gather:
         shape = self._shape
-        count = group.pool_rows.shape[0]
-        rows = self._buffer[: count * shape.page_size * shape.head_size].view(count, -1)
+        count, row_elements = group.pool_rows.shape[0], shape.page_size * shape.head_size
+        rows = self._buffer[: count * row_elements].view(count, row_elements)
         positions = rows.view(-1, shape.head_size)
         size = (2, len(group.spans), shape.kv_heads, group.width, shape.head_size)
         k, v = positions.view(size).unbind(0)

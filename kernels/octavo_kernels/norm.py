@@ -25,12 +25,14 @@ def rms_norm(
     """
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"weight has shape {list(weight.shape)}; for x {list(x.shape)} it must be [{x.shape[-1]}]")
-    if residual is not None:
-        if residual.shape != x.shape or residual.dtype != x.dtype:
-            raise ValueError(
-                f"residual is {residual.dtype} {list(residual.shape)}; it must be {x.dtype} {list(x.shape)} like x"
-            )
-    if uses_triton(x) and x.dim() == 2 and x.stride(1) == 1:
+    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+        raise ValueError(
+            f"residual is {residual.dtype} {list(residual.shape)}; it must be {x.dtype} {list(x.shape)} like x"
+        )
+    if out is not None and out.shape != x.shape:
+        raise ValueError(f"out has shape {list(out.shape)}; it must be {list(x.shape)} like x")
+    rows = [tensor for tensor in (x, residual, out) if tensor is not None]
+    if uses_triton(x) and x.dim() == 2 and all(tensor.stride(1) == 1 for tensor in rows):
         from octavo_kernels.triton_fused import launch_rms_norm
 
         out = torch.empty_like(x) if out is None else out

@@ -103,7 +103,7 @@ def build_work_list(
             first_position[of_tile],
             item_begin,
             torch.minimum(item_begin + chunk, end[of_tile]),
-            torch.where(partials[of_tile] > 0, first_partial[of_tile] + split, -1),
+            torch.where(item_used & (partials[of_tile] > 0), first_partial[of_tile] + split, -1),
         ),
         dim=1,
     )

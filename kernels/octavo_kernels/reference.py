@@ -40,9 +40,15 @@ def dense_attention(
     if variant.window is not None:
         visible &= key_position > query_position - variant.window
     scores = scores.masked_fill(~visible, float("-inf"))
-    lse = torch.logsumexp(scores, dim=-1) if positions_kept else scores.new_full(scores.shape[:-1], float("-inf"))
-    empty = torch.isneginf(lse)
-    weights = torch.exp(scores - lse.masked_fill(empty, 0.0)[..., None])
+    if positions_kept == 0:
+        scores = torch.full((*scores.shape[:-1], 1), float("-inf"), dtype=compute_dtype, device=q.device)
+        values = values.new_zeros(kv_heads, 1, 1, head_size)
+    # The largest score is taken out first: beside very large scores the logarithm of the sum would be rounded away.
+    largest = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - largest.masked_fill(torch.isneginf(largest), 0.0))
+    total = weights.sum(-1, keepdim=True)
+    lse = (largest + total.log()).squeeze(-1)
+    weights = weights / total.masked_fill(total == 0, 1.0)
     out = weights @ values
     return out.permute(2, 0, 1, 3).reshape(new_tokens, query_heads, head_size), lse.permute(2, 0, 1).reshape(
         new_tokens, query_heads

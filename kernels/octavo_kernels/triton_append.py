@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 """Rotary embedding and the write into the pool in one launch: a program per token and per tensor (q, k, v)."""
 
 import torch
@@ -41,7 +41,7 @@ def _rope_append(
     head = tl.arange(0, BLOCK_HEADS)
     slot = tl.load(slots_ptr + token)
     writes = slot >= 0
-    # −1 is never divided: it becomes 0 and every store is masked.
+    # −1 is never divided: it becomes 0, and nothing is stored.
     kept = tl.where(writes, slot, 0)
     target = kv_ptr + (kept // PAGE_SIZE) * stride_page + (kept % PAGE_SIZE) * HEAD_SIZE
     if part == 2:
@@ -49,7 +49,8 @@ def _rope_append(
         inside = (head < KV_HEADS)[:, None] & (lane < HEAD_SIZE)[None, :]
         v = tl.load(v_ptr + token * stride_v_token + head[:, None] * stride_v_head + lane[None, :], mask=inside)
         at = stride_kind + head[:, None].to(tl.int64) * stride_kv_head + lane[None, :]
-        tl.store(target + at, v.to(kv_ptr.dtype.element_ty), mask=inside & writes)
+        if writes:
+            tl.store(target + at, v.to(kv_ptr.dtype.element_ty), mask=inside)
         return
 
     is_k = part == 1
@@ -74,18 +75,19 @@ def _rope_append(
         turned_a = a * cos - b * sin
         turned_b = b * cos + a * sin
         if is_k:
-            tl.store(target + at_head + first[None, :], turned_a.to(kv_ptr.dtype.element_ty), mask=inside & writes)
-            tl.store(target + at_head + second[None, :], turned_b.to(kv_ptr.dtype.element_ty), mask=inside & writes)
+            if writes:
+                tl.store(target + at_head + first[None, :], turned_a.to(kv_ptr.dtype.element_ty), mask=inside)
+                tl.store(target + at_head + second[None, :], turned_b.to(kv_ptr.dtype.element_ty), mask=inside)
             tl.store(row + first[None, :], turned_a.to(k_ptr.dtype.element_ty), mask=inside)
             tl.store(row + second[None, :], turned_b.to(k_ptr.dtype.element_ty), mask=inside)
         else:
             tl.store(row + first[None, :], turned_a.to(q_ptr.dtype.element_ty), mask=inside)
             tl.store(row + second[None, :], turned_b.to(q_ptr.dtype.element_ty), mask=inside)
-    if is_k and ROPE_SIZE < HEAD_SIZE:
+    if ROPE_SIZE < HEAD_SIZE and is_k and writes:
         lane = tl.arange(0, BLOCK_D)
         inside = head_inside & ((lane >= ROPE_SIZE) & (lane < HEAD_SIZE))[None, :]
         rest = tl.load(row + lane[None, :], mask=inside)
-        tl.store(target + at_head + lane[None, :], rest.to(kv_ptr.dtype.element_ty), mask=inside & writes)
+        tl.store(target + at_head + lane[None, :], rest.to(kv_ptr.dtype.element_ty), mask=inside)
 
 
 def launch_append(

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 """The attention kernel: one program attends one query tile of one KV head over one range of keys.
 
 Decode, prefill and mixed batches differ only in their work list (plan). The query heads that share a KV head are packed

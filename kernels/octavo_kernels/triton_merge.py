@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
 """Merges the partial results of split tiles, in the order of their keys, whatever order the programs ran in."""
 
 import triton
