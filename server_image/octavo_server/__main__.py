@@ -63,7 +63,10 @@ def build_parser() -> Parser:
 
 def _run(arguments: list[str]) -> ExitCode:
     parser = build_parser()
-    parsed = parser.parse_args(arguments)
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        command = f"{parsed.command} " if parsed.command else ""
+        raise Refused("InvalidFlag", f"unknown: {' '.join(unknown)}; see {PROGRAM} {command}--help")
     if parsed.command == "serve":
         config = options.serve_config(resolve(options.SERVE, vars(parsed), file=parsed.config))
         from octavo_server.serve import serve

@@ -15,7 +15,6 @@ from octavo_server.metrics import Metrics
 from octavo_server.text.template import ChatTemplate
 from octavo_server.text.tokenizer import TextTokenizer
 
-
 _LOG = logging.getLogger("octavo.server")
 
 

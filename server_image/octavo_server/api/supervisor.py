@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import logging
 import shutil
@@ -30,8 +29,6 @@ MAX_CRASHES = 3
 CRASH_WINDOW_SECONDS = 600.0
 _CONNECT_PAUSE_SECONDS = 0.02
 _LOGGED_PERCENT = 25
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 ENGINE_COMMAND = (sys.executable, "-m", "octavo_server.engine")
 
 
@@ -119,7 +116,6 @@ class Supervisor:
             str(path),
             stdin=asyncio.subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C in the terminal starts a drain here and must not end the engine
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
         self.process_id = process.pid
         talk = asyncio.create_task(self._converse(process, path))
@@ -189,11 +185,6 @@ async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
             return await asyncio.open_unix_connection(str(path), limit=4 * 1024 * 1024)
         except (FileNotFoundError, ConnectionRefusedError):
             await asyncio.sleep(_CONNECT_PAUSE_SECONDS)
-
-
-def _die_with_parent() -> None:
-    """Runs in the child: an engine without its API process would hold the accelerator for nobody."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _ending(code: int) -> str:
