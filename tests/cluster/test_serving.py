@@ -1,0 +1,115 @@
+"""From `kubectl apply` to a real answer, through one change of the spec and to a clean end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.demo_chat import ChatFailed, stream_chat
+
+pytestmark = pytest.mark.cluster
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "smollm2-cpu.yaml"
+QUESTION = "What is the capital of France?"
+NAME = "smollm2"
+OWNED = "deployments,replicasets,pods,services,jobs,serviceaccounts,controllerrevisions,networkpolicies"
+
+
+@pytest.fixture(scope="module")
+def example(octavo, namespace):
+    """The example of the README, applied as it stands."""
+    octavo.kubectl("apply", "-n", namespace, "-f", str(EXAMPLE))
+    octavo.wait_ready(NAME, namespace)
+    return octavo.address(NAME, namespace)
+
+
+class Client(threading.Thread):
+    """Asks short questions one after another until told to stop, and keeps what failed."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(daemon=True)
+        self.address = address
+        self.answered = 0
+        self.failed: list[str] = []
+        self.stopping = threading.Event()
+
+    def run(self) -> None:
+        while not self.stopping.is_set():
+            try:
+                stream_chat(self.address, NAME, QUESTION, max_tokens=4)
+                self.answered += 1
+            except (ChatFailed, OSError, ValueError) as error:
+                self.failed.append(f"{time.strftime('%H:%M:%S')} {error!r}")
+
+    def __enter__(self) -> Client:
+        self.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.stopping.set()
+        self.join(60)
+
+
+def test_the_example_streams_a_real_models_answer_through_its_service(example):
+    pieces: list[str] = []
+    answer = stream_chat(example, NAME, QUESTION, on_text=pieces.append)
+    assert "Paris" in answer.text
+    assert len(pieces) > 3, "the answer came in one piece"
+    assert answer.finish_reason in {"stop", "length"}
+    assert answer.completion_tokens >= len(pieces) // 2
+
+
+def test_kubectl_get_shows_at_a_glance_that_all_is_well(octavo, namespace, example):
+    header, line = octavo.kubectl("get", "ois", NAME, "-n", namespace).splitlines()
+    assert {"NAME", "READY", "REASON", "MODEL"} <= set(header.split())
+    assert "True" in line
+    assert "SmolLM2" in line
+
+
+def test_the_operators_pod_runs_under_the_charts_own_account(octavo, example):
+    [pod] = octavo.items("pods", "octavo-system", "app.kubernetes.io/name=octavo-operator")
+    assert pod["spec"]["serviceAccountName"] == "octavo-operator"
+    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_a_changed_spec_makes_exactly_one_rollout_without_a_gap(octavo, namespace, example):
+    selector = f"serving.octavo.dev/service={NAME},serving.octavo.dev/role=server"
+    before = {pod["metadata"]["name"] for pod in octavo.items("pods", namespace, selector)}
+    replica_sets = {r["metadata"]["name"] for r in octavo.items("replicasets", namespace, selector)}
+    with Client(example) as client:
+        octavo.wait(lambda: client.answered >= 1, "the client gets an answer before the change")
+        patch = '{"spec": {"engine": {"kvCache": {"blockSize": 32}}}}'
+        octavo.kubectl("patch", "ois", NAME, "-n", namespace, "--type=merge", "-p", patch)
+        octavo.wait_ready(NAME, namespace, 120)
+        ready_at = client.answered
+        octavo.wait(lambda: client.answered > ready_at or client.failed, "the client gets an answer after the change")
+        octavo.wait(
+            lambda: not before & {pod["metadata"]["name"] for pod in octavo.items("pods", namespace, selector)},
+            "the old pod has drained and is gone",
+            90,
+        )
+    assert client.failed == []
+    after = octavo.items("pods", namespace, selector)
+    [pod] = after
+    assert "--block-size" in str(pod["spec"]["containers"][0]["args"])
+    new = {r["metadata"]["name"] for r in octavo.items("replicasets", namespace, selector)} - replica_sets
+    assert len(new) == 1, "one change of the spec made more than one pod template"
+
+
+def test_a_deleted_service_leaves_nothing(octavo, namespace, example):
+    octavo.kubectl("delete", "ois", NAME, "-n", namespace, "--wait=true", "--timeout=60s")
+    octavo.wait(
+        lambda: not octavo.items(OWNED, namespace, f"serving.octavo.dev/service={NAME}"),
+        "all owned objects are collected",
+        90,
+    )
+    octavo.wait(lambda: not octavo.processes("octavo-server", "serve"), "the server's processes have ended", 60)
+    claims = [
+        document for document in yaml.safe_load_all(EXAMPLE.read_text()) if document["kind"] != "InferenceService"
+    ]
+    for document in claims:
+        kept = octavo.get(document["kind"], document["metadata"]["name"], namespace)
+        assert kept is not None, "what the operator does not own is not its to delete"
