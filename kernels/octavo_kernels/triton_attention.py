@@ -26,10 +26,11 @@ def _attend_block(
     v_offset,
     scale_log2,
     soft_cap,
+    window,
     PAGE_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -48,8 +49,8 @@ def _attend_block(
         scores = scores * 1.4426950408889634
     if MASKED:
         visible = inside[None, :] & (position[None, :] <= query_position[:, None])
-        if WINDOW > 0:
-            visible = visible & (position[None, :] > query_position[:, None] - WINDOW)
+        if HAS_WINDOW:
+            visible = visible & (position[None, :] > query_position[:, None] - window)
         scores = tl.where(visible, scores, float("-inf"))
     new_max = tl.maximum(row_max, tl.max(scores, 1))
     # A row that has seen nothing keeps −inf; subtracting 0 instead makes its weights 0, not NaN.
@@ -83,6 +84,7 @@ def attend(
     stride_table,
     scale_log2,
     soft_cap,
+    window,
     GROUP: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
@@ -90,7 +92,7 @@ def attend(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    WINDOW: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     HAS_LSE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -126,18 +128,18 @@ def attend(
     stride_page = stride_page.to(tl.int64)
     # Whole blocks that every row sees need no mask.
     masked_begin = kv_begin
-    if WINDOW == 0:
+    if not HAS_WINDOW:
         seen_by_all = tl.maximum(tl.minimum(first_position + 1, kv_end) - kv_begin, 0)
         masked_begin = kv_begin + seen_by_all // BLOCK_N * BLOCK_N
         for start in range(kv_begin, masked_begin, BLOCK_N):
             acc, row_max, row_sum = _attend_block(
                 q, acc, row_max, row_sum, kv_ptr, table_ptr, start, kv_end, query_position, lane, stride_page,
-                stride_kind, scale_log2, soft_cap, PAGE_SIZE, HEAD_SIZE, BLOCK_N, WINDOW, SOFT_CAP, False, PRECISION,
+                stride_kind, scale_log2, soft_cap, window, PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, False, PRECISION,
             )  # fmt: skip
     for start in range(masked_begin, kv_end, BLOCK_N):
         acc, row_max, row_sum = _attend_block(
             q, acc, row_max, row_sum, kv_ptr, table_ptr, start, kv_end, query_position, lane, stride_page,
-            stride_kind, scale_log2, soft_cap, PAGE_SIZE, HEAD_SIZE, BLOCK_N, WINDOW, SOFT_CAP, True, PRECISION,
+            stride_kind, scale_log2, soft_cap, window, PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, True, PRECISION,
         )  # fmt: skip
 
     empty = row_sum == 0.0

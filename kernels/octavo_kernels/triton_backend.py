@@ -53,6 +53,7 @@ class TritonBackend:
     """Backend for GPUs (and, for tests, for Triton's interpreter): float16, bfloat16 or float32 operands.
 
     share: items that a plan divides the keys among; None derives it from the device.
+    decode_launch, prefill_launch: launch configurations; None takes those of choose_launch.
     Products are made in the dtype of q, float32 ones without reduced-precision modes; sums are float32.
     """
 
@@ -66,6 +67,8 @@ class TritonBackend:
         *,
         max_tokens: int,
         share: int | None = None,
+        decode_launch: Launch | None = None,
+        prefill_launch: Launch | None = None,
     ) -> None:
         for field, dtype in (("dtype", shape.dtype), ("kv_dtype", shape.pool_dtype)):
             if dtype not in TRITON_DTYPES:
@@ -75,6 +78,8 @@ class TritonBackend:
         self._device = device
         self._max_tokens = max_tokens
         self._share = share or _default_share(shape, device)
+        self._decode = decode_launch or choose_launch(shape, decode=True)
+        self._prefill = prefill_launch or choose_launch(shape, decode=False)
         self._step: _Step | None = None
         self._partials = torch.empty(0, dtype=torch.float32, device=device)
         self._tables: dict[tuple[int, int, Launch], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -88,7 +93,7 @@ class TritonBackend:
             starts = batch.query_starts
             tokens = int(starts[-1]) if starts.device.type == "cpu" else self._max_tokens
         shape = self._shape
-        launch = choose_launch(shape, decode=tokens <= 2 * batch.size)
+        launch = self._decode if tokens <= 2 * batch.size else self._prefill
         tile_tokens = launch.block_m // shape.group_size
         limits = PlanLimits(
             tile_tokens=tile_tokens,
@@ -143,6 +148,7 @@ class TritonBackend:
             step.page_table.stride(0),
             scale if variant.soft_cap is not None else scale * math.log2(math.e),
             variant.soft_cap or 0.0,
+            variant.window or 0,
             GROUP=shape.group_size,
             PAGE_SIZE=shape.page_size,
             HEAD_SIZE=shape.head_size,
@@ -150,7 +156,7 @@ class TritonBackend:
             BLOCK_M=launch.block_m,
             BLOCK_N=launch.block_n,
             BLOCK_D=block_d,
-            WINDOW=variant.window or 0,
+            HAS_WINDOW=variant.window is not None,
             SOFT_CAP=variant.soft_cap is not None,
             HAS_LSE=lse is not None,
             PRECISION="ieee",

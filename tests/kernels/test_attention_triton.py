@@ -44,7 +44,7 @@ def test_the_same_plan_gives_the_same_bits():
     assert torch.equal(first[1], second[1])
 
 
-@settings(max_examples=25 if DEVICE.type == "cpu" else 150, deadline=None)
+@settings(max_examples=25 if DEVICE.type == "cpu" else 60, deadline=None)
 @given(
     sequences=st.lists(
         st.integers(0, 150).flatmap(lambda length: st.tuples(st.integers(0, min(length, 12)), st.just(length))),
