@@ -115,7 +115,7 @@ def main() -> int:
         print(cluster.explain(NAMESPACE, SERVICE), file=sys.stderr)
         if options.once:
             cluster.down()
-        else:
+        elif cluster.folder.exists():
             print("\nThe cluster is left for a look; 'make demo-down' removes it.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from octavo_operator.api.schema import render_crds
+from octavo_operator.api.schema import inference_service_crd, render_crds
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import report  # noqa: E402
 from benchmarks.common import read_results  # noqa: E402
+from scripts import reference  # noqa: E402
 
 Generator = Callable[[], Mapping[Path, str]]
 CHART_CRDS = ROOT / "charts" / "octavo" / "files" / "crds"
@@ -40,7 +41,12 @@ def performance_page() -> dict[Path, str]:
     return {ROOT / "docs" / "performance.md": report.render(read_results())}
 
 
-GENERATORS: tuple[Generator, ...] = (crds, chart_crds, performance_page)
+def reference_page() -> dict[Path, str]:
+    """The page of all fields of an InferenceService."""
+    return {ROOT / "docs" / "reference" / "inference-service.md": reference.render(inference_service_crd())}
+
+
+GENERATORS: tuple[Generator, ...] = (crds, chart_crds, performance_page, reference_page)
 
 
 def differences(wanted: Mapping[Path, str]) -> list[Path]:
