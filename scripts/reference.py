@@ -11,9 +11,9 @@ HEAD = """\
 
 <!-- Generated from octavo_operator/api by `make generate`. -->
 
-Group `serving.octavo.dev`, version `v1alpha1`, short name `ois`. `kubectl explain ois.spec` shows the same. A field
-without a default and without "required" may be left out. The condition `SpecHonoured` lists fields that are set and that
-the installed version cannot act on yet.
+Group `serving.octavo.dev`, version `v1alpha1`, short name `ois`; `kubectl explain ois.spec` shows the same. A field
+without a default and without "required" may be left out. The condition `SpecHonoured` lists fields that are set and
+that the installed version cannot act on yet.
 """
 
 
