@@ -11,7 +11,7 @@ from scripts.demo_chat import Answer, ChatFailed, stream_chat
 pytestmark = pytest.mark.cluster
 NAME = "steady"
 SELECTOR = f"serving.octavo.dev/service={NAME},serving.octavo.dev/role=server"
-QUESTION = "Count from one to fifty in words, one after another."
+QUESTION = "Write a long story about a lighthouse keeper and a storm."
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +51,11 @@ def test_a_killed_engine_comes_back_and_the_stream_it_served_is_finished(octavo,
 
     def ask() -> None:
         try:
-            result.append(stream_chat(steady, NAME, QUESTION, max_tokens=96, on_text=lambda text: begun.set()))
+            result.append(stream_chat(steady, NAME, QUESTION, max_tokens=160, on_text=lambda text: begun.set()))
         except (ChatFailed, OSError) as error:
             result.append(error)
 
-    undisturbed = stream_chat(steady, NAME, QUESTION, max_tokens=96)
+    undisturbed = stream_chat(steady, NAME, QUESTION, max_tokens=160)
     asker = threading.Thread(target=ask, daemon=True)
     asker.start()
     assert begun.wait(60)
