@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from octavo_server.engine.blocks import BlockPool
 from octavo_server.engine.request import Request
 
+PROMPT_LOGPROB_ROWS = 256
+"""Tokens per step whose logits are kept for prompt log-probabilities: a row is a whole vocabulary of float32."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -46,6 +49,7 @@ class Scheduler:
         self.preemptions = 0
         self.queried_tokens = 0
         self.hit_tokens = 0
+        self._logprob_rows = 0
         self._free_slots = list(range(limits.max_sequences - 1, -1, -1))
 
     def add(self, request: Request) -> None:
@@ -67,6 +71,7 @@ class Scheduler:
         time); None = the token budget alone.
         """
         budget = self.limits.max_batched_tokens
+        self._logprob_rows = PROMPT_LOGPROB_ROWS
         parts: list[Part] = []
         preempted = self._reserve_for_generation()
         for request in self.running:
@@ -117,6 +122,11 @@ class Scheduler:
 
     def _add_part(self, parts: list[Part], request: Request, budget: int) -> int:
         count = min(request.pending, budget)
+        if request.sampling.prompt_logprobs >= 0:
+            count = min(count, self._logprob_rows)
+            self._logprob_rows -= count
+        if count == 0:
+            return 0
         parts.append(Part(request, request.computed, count, request.computed + count == request.length))
         return count
 
