@@ -81,7 +81,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--simulated-nodes", type=_count, default=0, metavar="N", help="add N nodes whose pods kwok pretends to run"
     )
     up.add_argument(
-        "--simulation-stages", type=Path, metavar="FILE", help="kwok stages (YAML) that say how simulated pods behave"
+        "--simulation-stages",
+        type=Path,
+        metavar="FILE",
+        help="kwok stages (YAML) in place of our own, which let each pod become Ready and each Job end well",
     )
     command("down", "end a cluster's processes, pods included, and remove its folder")
     command("status", "tell what runs, and what crashed with the end of its log; exit code 0 when the cluster is ready")

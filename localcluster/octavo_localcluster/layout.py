@@ -237,7 +237,7 @@ def _kwok(
     folder: Folder, options: ClusterOptions, programs: dict[str, Path], authority: Authority, server: str
 ) -> Component:
     config = _user(folder, authority, server, "kwok", "octavo:kwok", ["system:masters"])
-    stages = (f"--config={options.simulation_stages}",) if options.simulation_stages else ()
+    stages = options.simulation_stages or Path(__file__).with_name("simulation.yaml")
     return Component(
         "kwok",
         (
@@ -246,7 +246,8 @@ def _kwok(
             "--manage-all-nodes=false",
             "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
             "--node-lease-duration-seconds=40",
-            *stages,
+            "--node-port=0",
+            f"--config={stages}",
         ),
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from octavo_localcluster.layout import FORWARDER_USER
 from octavo_localcluster.nodes import NodesFile, PersistentVolumeSpec
-from octavo_localcluster.rest import RestClient
+from octavo_localcluster.rest import ApiError, RestClient
 
 MANAGED = {"app.kubernetes.io/managed-by": "octavo-localcluster"}
 _RBAC = "rbac.authorization.k8s.io"
@@ -18,7 +18,16 @@ def seed(client: RestClient, nodes: NodesFile, simulated_nodes: int) -> None:
     for path, manifest in manifests(nodes):
         client.apply(path, manifest)
     for number in range(1, simulated_nodes + 1):
-        client.apply("/api/v1/nodes", simulated_node(number))
+        _create(client, "/api/v1/nodes", simulated_node(number))
+
+
+def _create(client: RestClient, path: str, manifest: dict[str, Any]) -> None:
+    """Creates with status, which server-side apply would drop; what exists already is left as it is."""
+    try:
+        client.request("POST", path, manifest)
+    except ApiError as error:
+        if error.status != 409:
+            raise
 
 
 def manifests(nodes: NodesFile) -> list[tuple[str, dict[str, Any]]]:

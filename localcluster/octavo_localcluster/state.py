@@ -59,7 +59,7 @@ class ClusterOptions(BaseModel):
     simulated_nodes: int = 0
     """Nodes whose pods kwok pretends to run."""
     simulation_stages: Path | None = None
-    """kwok stages (YAML) in place of kwok's own for the same kinds."""
+    """kwok stages (YAML) in place of simulation.yaml."""
 
 
 class ClusterState(BaseModel):
