@@ -121,7 +121,7 @@ class PlacementSection(Model):
         json_schema_extra=rules(
             rule(
                 "self.cpu != 'Required' || !has(self.accelerators) || size(self.accelerators) == 0",
-                "placement.accelerators must be empty when placement.cpu is Required; remove them or set cpu to Allowed",
+                "placement.accelerators must be empty when placement.cpu is Required; remove them, or set Allowed",
             )
         )
     )

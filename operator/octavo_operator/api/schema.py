@@ -1,7 +1,7 @@
 """CRDs from the resource models.
 
 Pydantic gives a JSON schema with references; the API server wants a structural one: no references, no `anyOf` with
-null, no titles. Objects with defaults inside get `default: {}`, so that the API server fills them in.
+null, no titles. Objects with defaults inside get a default themselves, so that the API server fills them in.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _structural(node: Schema, definitions: Schema) -> Schema:
         node = {**target, **{key: value for key, value in node.items() if key != "$ref"}}
     if node.get("x-kubernetes-int-or-string"):
         return {key: value for key, value in node.items() if key not in ("anyOf", "title")}
-    handled = ("title", "properties", "items", "additionalProperties")
+    handled = ("title", "propertyNames", "properties", "items", "additionalProperties")
     kept = {key: value for key, value in node.items() if key not in handled}
     if kept.get("default") in (None, "", [], {}, ()):
         kept.pop("default", None)
@@ -52,13 +52,17 @@ def _structural(node: Schema, definitions: Schema) -> Schema:
 
 
 def _fill_defaults(schema: Schema, model: type[Model]) -> None:
-    """Gives `default: {}` to each object field that the model can make from nothing."""
+    """Gives each object field that the model can make from nothing the default that its own fields add up to.
+
+    The API server checks rules against this default before it fills in the inner ones, so `{}` is not enough.
+    """
     for field in model.model_fields.values():
         factory = field.default_factory
         if isinstance(factory, type) and issubclass(factory, Model):
             child = schema["properties"][field.alias]
-            child["default"] = {}
             _fill_defaults(child, factory)
+            inner = child["properties"].items()
+            child["default"] = {name: part["default"] for name, part in inner if "default" in part}
         elif isinstance(field.annotation, type) and issubclass(field.annotation, Model):
             _fill_defaults(schema["properties"][field.alias], field.annotation)
 
