@@ -143,6 +143,8 @@ class Cluster:
             if state is not None and state.phase == "ready":
                 return
             if state is not None and state.phase == "failed":
+                if self._supervisor is not None:
+                    self._supervisor.wait(STOP_SECONDS)  # It has ended everything else and is about to end itself.
                 raise ClusterError(f"the cluster did not start: {state.message}\nLogs: {self.folder / 'logs'}")
             if state is not None and state.message != told:
                 told = state.message

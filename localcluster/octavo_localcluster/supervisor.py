@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -81,6 +82,7 @@ class Supervisor:
                 if not left or _PORT_TAKEN not in str(error):
                     raise
                 runner.stop_all()
+                shutil.rmtree(self.folder.path / "etcd", ignore_errors=True)  # It remembers its old port.
         raise AssertionError("unreachable")
 
     def _start_components(self, runner: Runner, layout: Layout) -> None:

@@ -190,17 +190,43 @@ def test_what_a_killed_supervisor_leaves_is_recognised_and_replaced(
     assert not folder.exists()
 
 
+def install_etcd(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Puts a script in etcd's place; $ETCD in it is the real one, and its version is told as the real one does."""
+    etcd = ensure_programs(print, CONTROL_PLANE)["etcd"]
+    folder.mkdir()
+    lines = ["#!/bin/sh", f"ETCD={etcd}", '[ "$1" = --version ] && exec $ETCD --version', script]
+    (folder / "etcd").write_text("\n".join(lines))
+    (folder / "etcd").chmod(0o755)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(folder))
+
+
+def test_a_port_that_someone_took_in_the_meantime_is_replaced_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tmp_path / "first-try"
+    script = f'[ -e {first} ] && exec $ETCD "$@"\ntouch {first}; echo "bind: address already in use" >&2; exit 1'
+    install_etcd(tmp_path / "assets", monkeypatch, script)
+    with Cluster.start(ClusterOptions(folder=tmp_path / "cluster")) as started:
+        assert first.exists()
+        assert admin(started).healthy("/readyz")
+
+
+def test_simulated_nodes_run_pods_and_jobs_to_their_end(tmp_path: Path) -> None:
+    with Cluster.start(ClusterOptions(folder=tmp_path / "cluster", simulated_nodes=3)) as simulated:
+        names = kubectl(simulated, "get", "nodes", "-l", "nvidia.com/gpu.present=true", "-o", "name").split()
+        assert names == ["node/simulated-1", "node/simulated-2", "node/simulated-3"]
+        kubectl(simulated, "create", "deployment", "idle", "--image=octavo-server:0", "--replicas=4")
+        kubectl(simulated, "create", "job", "check", "--image=octavo-server:0")
+        kubectl(simulated, "wait", "--for=condition=available", "deployment/idle", "--timeout=60s")
+        kubectl(simulated, "wait", "--for=condition=complete", "job/check", "--timeout=60s")
+        kubectl(simulated, "delete", "deployment", "idle")
+        kubectl(simulated, "wait", "--for=delete", "pod", "-l", "app=idle", "--timeout=60s")
+
+
 def test_a_component_that_ends_while_the_cluster_starts_is_reported_with_the_end_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = ensure_programs(print, CONTROL_PLANE)
-    assets = tmp_path / "assets"
-    assets.mkdir()
-    version = subprocess.run([found["etcd"], "--version"], capture_output=True, text=True, check=True).stdout
-    broken = assets / "etcd"
-    broken.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo '{version}' && exit\necho no room left >&2; exit 3\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets))
+    install_etcd(tmp_path / "assets", monkeypatch, "echo no room left >&2; exit 3")
     folder = tmp_path / "cluster"
     assert main(["up", "--folder", str(folder)]) == 1
     error = capsys.readouterr().err
