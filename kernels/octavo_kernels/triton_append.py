@@ -83,11 +83,14 @@ def _rope_append(
         else:
             tl.store(row + first[None, :], turned_a.to(q_ptr.dtype.element_ty), mask=inside)
             tl.store(row + second[None, :], turned_b.to(q_ptr.dtype.element_ty), mask=inside)
-    if ROPE_SIZE < HEAD_SIZE and is_k and writes:
-        lane = tl.arange(0, BLOCK_D)
-        inside = head_inside & ((lane >= ROPE_SIZE) & (lane < HEAD_SIZE))[None, :]
-        rest = tl.load(row + lane[None, :], mask=inside)
-        tl.store(target + at_head + lane[None, :], rest.to(kv_ptr.dtype.element_ty), mask=inside)
+    if ROPE_SIZE < HEAD_SIZE:
+        rest_lane = tl.arange(0, BLOCK_D)
+        rest_inside = (rest_lane >= ROPE_SIZE) & (rest_lane < HEAD_SIZE)
+        if is_k:
+            if writes:
+                rest_mask = head_inside & rest_inside[None, :]
+                rest = tl.load(row + rest_lane[None, :], mask=rest_mask)
+                tl.store(target + at_head + rest_lane[None, :], rest.to(kv_ptr.dtype.element_ty), mask=rest_mask)
 
 
 def launch_append(

@@ -134,12 +134,14 @@ def attend(
         for start in range(kv_begin, masked_begin, BLOCK_N):
             acc, row_max, row_sum = _attend_block(
                 q, acc, row_max, row_sum, kv_ptr, table_ptr, start, kv_end, query_position, lane, stride_page,
-                stride_kind, scale_log2, soft_cap, window, PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, False, PRECISION,
+                stride_kind, scale_log2, soft_cap, window,
+                PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, False, PRECISION,
             )  # fmt: skip
     for start in range(masked_begin, kv_end, BLOCK_N):
         acc, row_max, row_sum = _attend_block(
             q, acc, row_max, row_sum, kv_ptr, table_ptr, start, kv_end, query_position, lane, stride_page,
-            stride_kind, scale_log2, soft_cap, window, PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, True, PRECISION,
+            stride_kind, scale_log2, soft_cap, window,
+            PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, True, PRECISION,
         )  # fmt: skip
 
     empty = row_sum == 0.0

@@ -45,8 +45,8 @@ def choose_launch(shape: AttentionShape, *, decode: bool) -> Launch:
         return Launch(max(16, group), 16, 4, 1) if decode else Launch(max(32, group), 32, 4, 1)
     wide = _power_of_two(shape.head_size) > 128 or shape.dtype == torch.float32
     if decode:
-        return Launch(max(16, group), 32 if wide else 64, 4, 2 if wide else 3)
-    return Launch(max(64, group), 32 if wide else 64, 4, 2 if wide else 3)
+        return Launch(max(16, group), 32 if wide else 64, 4, 2)
+    return Launch(max(64, group), 32 if wide else 64, 4, 2)
 
 
 class TritonBackend:
