@@ -86,11 +86,10 @@ def _rope_append(
     if ROPE_SIZE < HEAD_SIZE:
         rest_lane = tl.arange(0, BLOCK_D)
         rest_inside = (rest_lane >= ROPE_SIZE) & (rest_lane < HEAD_SIZE)
-        if is_k:
-            if writes:
-                rest_mask = head_inside & rest_inside[None, :]
-                rest = tl.load(row + rest_lane[None, :], mask=rest_mask)
-                tl.store(target + at_head + rest_lane[None, :], rest.to(kv_ptr.dtype.element_ty), mask=rest_mask)
+        if is_k and writes:
+            rest_mask = head_inside & rest_inside[None, :]
+            rest = tl.load(row + rest_lane[None, :], mask=rest_mask)
+            tl.store(target + at_head + rest_lane[None, :], rest.to(kv_ptr.dtype.element_ty), mask=rest_mask)
 
 
 def launch_append(
