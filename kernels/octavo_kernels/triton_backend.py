@@ -43,10 +43,11 @@ def choose_launch(shape: AttentionShape, *, decode: bool) -> Launch:
     group = _power_of_two(shape.group_size)
     if is_interpreting():
         return Launch(max(16, group), 16, 4, 1) if decode else Launch(max(32, group), 32, 4, 1)
-    wide = _power_of_two(shape.head_size) > 128 or shape.dtype == torch.float32
-    if decode:
-        return Launch(max(16, group), 32 if wide else 64, 4, 2)
-    return Launch(max(64, group), 32 if wide else 64, 4, 2)
+    wide = _power_of_two(shape.head_size) > 128
+    if shape.dtype == torch.float32:
+        # Exact float32 products run outside of the matrix units, where large tiles only take long to compile.
+        return Launch(max(16 if decode else 32, group), 16 if wide else 32, 4, 2)
+    return Launch(max(16 if decode else 64, group), 32 if wide else 64, 4, 2)
 
 
 class TritonBackend:
