@@ -155,7 +155,8 @@ class Container:
     def stop(self, why: str, grace_seconds: float | None) -> None:
         """Begin to end the present run: preStop, SIGTERM, and after the grace period SIGKILL. May be called again.
 
-        A later call with a shorter grace period brings the end forward; None keeps what is set, or the pod's own period.
+        A later call with a shorter grace period brings the end forward; None keeps what is set, or the pod's own
+        period.
         """
         if self._process is None or self.ended.is_set():
             return

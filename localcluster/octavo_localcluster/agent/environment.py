@@ -96,7 +96,8 @@ def service_links(services: Iterable[Object], namespace: str) -> dict[str, str]:
                 result[f"{name}_PORT"] = url
             prefix = f"{name}_PORT_{number}_{protocol}"
             result |= {
-                prefix: url, f"{prefix}_PROTO": protocol.lower(), f"{prefix}_PORT": str(number), f"{prefix}_ADDR": address,
+                prefix: url,
+                f"{prefix}_PROTO": protocol.lower(), f"{prefix}_PORT": str(number), f"{prefix}_ADDR": address,
             }  # fmt: skip
     return result
 

@@ -53,12 +53,17 @@ class EventRecorder:
             "kind": "Pod", "apiVersion": "v1", "namespace": metadata["namespace"], "name": metadata["name"],
             "uid": metadata["uid"],
         }  # fmt: skip
-        await self._client.create(
-            path,
-            {
-                "metadata": {"name": name, "namespace": metadata["namespace"]}, "involvedObject": reference, "type": kind,
-                "reason": reason, "message": message[:1024], "count": 1, "firstTimestamp": now, "lastTimestamp": now,
-                "source": {"component": "octavo-node-agent", "host": self._node},
-                "reportingComponent": "octavo-node-agent", "reportingInstance": self._node,
-            },
-        )  # fmt: skip
+        event = {
+            "metadata": {"name": name, "namespace": metadata["namespace"]},
+            "involvedObject": reference,
+            "type": kind,
+            "reason": reason,
+            "message": message[:1024],
+            "count": 1,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "source": {"component": "octavo-node-agent", "host": self._node},
+            "reportingComponent": "octavo-node-agent",
+            "reportingInstance": self._node,
+        }
+        await self._client.create(path, event)

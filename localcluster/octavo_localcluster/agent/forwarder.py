@@ -129,7 +129,7 @@ class Forwarder:
 
 
 async def copy(source: socket.socket, sink: socket.socket) -> None:
-    """Pass bytes on until the source is at its end, then tell the sink so; the other direction goes on. Raises OSError."""
+    """Pass bytes on until the source is at its end, then tell the sink so; the other direction goes on."""
     loop = asyncio.get_running_loop()
     buffer = bytearray(BUFFER_BYTES)
     with memoryview(buffer) as view:

@@ -65,8 +65,8 @@ def image_program(images: Mapping[str, str], image: str) -> str:
     if program is None:
         known = ", ".join(sorted(images))
         raise ImageError(
-            f"no program of this local cluster stands for image {image!r}; known are {known}; add it under images in the "
-            f"nodes file"
+            f"no program of this local cluster stands for image {image!r}; known are {known}; "
+            f"add it under images in the nodes file"
         )
     if not os.access(program, os.X_OK):
         raise ImageError(f"image {image!r} stands for {program}, which is no executable file; install it first")

@@ -1,8 +1,9 @@
 """Container logs: where they lie, how lines are chosen, how they are followed."""
 
 import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -50,18 +51,13 @@ def epoch(stamp: str) -> float:
     return datetime.fromisoformat(whole + "+00:00").timestamp() + float("0." + (rest or "0"))
 
 
-def stored_lines(path: Path) -> Iterator[Line]:
-    """All whole lines of a log, the rotated part first."""
-    for part in (path.with_name(path.name + ".1"), path):
-        try:
-            data = part.read_bytes()
-        except FileNotFoundError:
-            continue
-        for raw in data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]:
-            try:
-                yield parse_line(raw)
-            except ValueError:
-                continue
+def parse_lines(data: bytes) -> list[Line]:
+    """All undamaged lines of a part of a log."""
+    found = []
+    for raw in data.split(b"\n"):
+        with contextlib.suppress(ValueError):
+            found.append(parse_line(raw))
+    return found
 
 
 def choose(lines: list[Line], options: LogOptions) -> list[Line]:
@@ -97,11 +93,7 @@ async def read_log(path: Path, options: LogOptions, running: asyncio.Event | Non
     """Pieces of a log. With follow it goes on until `running`, an event that is set at the container's end, is set."""
     renderer = _Renderer(options)
     left = options.limit_bytes
-    position = path.stat().st_size if path.exists() else 0
-    inode = path.stat().st_ino if path.exists() else 0
-    lines = await asyncio.to_thread(lambda: list(stored_lines(path)))
-    # Lines that came between the two looks are already in `lines`: go on behind the last whole one.
-    position = max(position, _whole_bytes(path)) if inode else 0
+    position, inode, lines = await asyncio.to_thread(_stored, path)
     piece = renderer.feed(choose(lines, options))
     while True:
         if left is not None:
@@ -113,16 +105,25 @@ async def read_log(path: Path, options: LogOptions, running: asyncio.Event | Non
             return
         ended = running is None or running.is_set()
         data, position, inode = _more(path, position, inode)
-        piece = renderer.feed([parse_line(raw) for raw in data.split(b"\n")[:-1]])
+        piece = renderer.feed(parse_lines(data))
         if not piece:
             if ended:
                 return
             await asyncio.sleep(FOLLOW_POLL_SECONDS)
 
 
-def _whole_bytes(path: Path) -> int:
-    data = path.read_bytes()
-    return data.rfind(b"\n") + 1
+def _stored(path: Path) -> tuple[int, int, list[Line]]:
+    """Bytes of whole lines in the present file, its inode, and all stored lines up to there."""
+    lines: list[Line] = []
+    rotated = path.with_name(path.name + ".1")
+    for part in (rotated, path):
+        try:
+            data = part.read_bytes()
+        except FileNotFoundError:
+            data = b""
+        position = data.rfind(b"\n") + 1
+        lines += parse_lines(data[:position])
+    return position, path.stat().st_ino if path.exists() else 0, lines
 
 
 def _more(path: Path, position: int, inode: int) -> tuple[bytes, int, int]:
@@ -144,7 +145,6 @@ def _more(path: Path, position: int, inode: int) -> tuple[bytes, int, int]:
 
 def last_lines(path: Path, *, lines: int = 80, limit_bytes: int = 2048) -> str:
     """The end of a log, as FallbackToLogsOnError takes it for the termination message."""
-    found = list(stored_lines(path))
-    chosen = choose(found, LogOptions(tail_lines=lines))
+    chosen = choose(_stored(path)[2], LogOptions(tail_lines=lines))
     text = _Renderer(LogOptions()).feed(chosen)
     return text[-limit_bytes:].decode(errors="replace")

@@ -38,7 +38,7 @@ def capacity_of(spec: NodeSpec) -> dict[str, str]:
 
 
 def is_emulated(spec: NodeSpec) -> bool:
-    """Whether the node shows an accelerator that is not there: any resource of a vendor, while the device is the CPU."""
+    """Whether the node shows an accelerator that is not there: a vendor's resource while the device is the CPU."""
     return any("/" in name for name in spec.capacity) and spec.device == "cpu"
 
 

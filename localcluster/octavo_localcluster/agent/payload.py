@@ -21,8 +21,8 @@ class File:
 def write_payload(folder: Path, files: Mapping[str, File]) -> bool:
     """Make `folder` hold exactly these files (relative paths); gives False when it did already.
 
-    As in Kubernetes, `..data` points to a folder of one version and each top-level name is a link into `..data`, so that one
-    rename shows a whole new version.
+    As in Kubernetes, `..data` points to a folder of one version and each top-level name is a link into `..data`, so
+    that one rename shows a whole new version.
     """
     folder.mkdir(parents=True, exist_ok=True)
     current = folder / DATA

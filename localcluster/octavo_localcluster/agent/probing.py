@@ -11,7 +11,8 @@ from .probe_state import ProbeSettings, ProbeState
 
 @dataclass(frozen=True)
 class ProbeListener:
-    """What to call: `started()` once, `ready(bool)` on each change, `failed(kind, message, grace)` when the container must end.
+    """What to call: `started()` once, `ready(bool)` on each change, `failed(kind, message, grace)` when the container
+    must end.
 
     `unhealthy(kind, message)` hears of each single failure.
     """

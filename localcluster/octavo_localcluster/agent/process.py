@@ -1,6 +1,7 @@
 """One container's process as the agent sees it: started or adopted, signalled, awaited.
 
-The process belongs to a shim (see shim.py) that outlives the agent; all that the agent knows of it lies in the attempt's folder.
+The process belongs to a shim (see shim.py) that outlives the agent; all that the agent knows of it lies in the
+attempt's folder.
 """
 
 import asyncio
@@ -53,19 +54,7 @@ class ContainerProcess:
     @classmethod
     async def start(cls, folder: Path, spec: ProcessSpec) -> "ContainerProcess":
         """Start the program; returns when it runs, or when it is known that it can't (then wait() tells why)."""
-        folder.mkdir(parents=True, exist_ok=True)
-        content = {"argv": spec.argv, "env": spec.env, "cwd": spec.cwd, "log": spec.log, "max_log_bytes": MAX_LOG_BYTES}
-        (folder / "spec.json").touch(mode=0o600)
-        shim.write_json(folder / "spec.json", content)
-        with open(folder / "shim.err", "wb") as errors:
-            child = subprocess.Popen(
-                [sys.executable, "-I", "-S", shim.__file__, str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-                env={"OCTAVO_CLUSTER_FOLDER": spec.env.get("OCTAVO_CLUSTER_FOLDER", "")},
-            )
+        child = spawn_shim(folder, spec)
         assert child.stdout is not None
         await readable(child.stdout.fileno())
         child.stdout.close()
@@ -108,6 +97,24 @@ class ContainerProcess:
                 os.killpg(pid, number)
 
 
+def spawn_shim(folder: Path, spec: ProcessSpec) -> subprocess.Popen[bytes]:
+    """Write `spec.json` and start the shim; its standard output ends when the program runs or can't."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Environments hold secrets: nobody else may read them.
+    folder.chmod(0o700)
+    content = {"argv": spec.argv, "env": spec.env, "cwd": spec.cwd, "log": spec.log, "max_log_bytes": MAX_LOG_BYTES}
+    shim.write_json(folder / "spec.json", content)
+    with open(folder / "shim.err", "wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", shim.__file__, str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+            env={"OCTAVO_CLUSTER_FOLDER": spec.env.get("OCTAVO_CLUSTER_FOLDER", "")},
+        )
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a file, or an empty one when there is no file."""
     try:
@@ -144,7 +151,7 @@ async def ended(pid: int) -> None:
         return
     except OSError:
         # Kernels without pidfd_open: look now and then. A zombie counts as ended.
-        while _runs(pid):
+        while _runs(pid):  # noqa: ASYNC110 - nothing signals it
             await asyncio.sleep(POLL_SECONDS)
         return
     try:

@@ -19,8 +19,8 @@ GONE = 410
 class Reflector:
     """Objects of one collection by (namespace, name).
 
-    Calls `changed(old, new)` after each change: old is None for a new object, new is None for a deleted one. An object that
-    was deleted and created anew under its name is reported as deleted first.
+    Calls `changed(old, new)` after each change: old is None for a new object, new is None for a deleted one. An object
+    that was deleted and created anew under its name is reported as deleted first.
     """
 
     def __init__(

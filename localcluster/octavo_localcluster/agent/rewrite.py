@@ -1,7 +1,7 @@
 """Container paths and Service names, turned into what they are on this machine.
 
-A process group has no mount namespace and no cluster DNS. So each mention of a mount path or of a Service's name in a command,
-an argument or an environment value is replaced before the program starts.
+A process group has no mount namespace and no cluster DNS. So each mention of a mount path or of a Service's name in a
+command, an argument or an environment value is replaced before the program starts.
 """
 
 import re
@@ -17,8 +17,8 @@ _SERVICE = re.compile(
 def path_rewriter(paths: Mapping[str, str]) -> Callable[[str], str]:
     """A function that replaces container paths (keys, absolute) by real ones where they stand as whole path prefixes.
 
-    A path counts at the start of the text, after `=`, `:`, `,`, `file://`, white space, a quote or a shell operator, and must
-    end there or go on with `/`. The longest path wins, so a mount inside a mount is found.
+    A path counts at the start of the text, after `=`, `:`, `,`, `file://`, white space, a quote or a shell operator,
+    and must end there or go on with `/`. The longest path wins, so a mount inside a mount is found.
     """
     cleaned = {key.rstrip("/"): value for key, value in paths.items() if key.rstrip("/")}
     if not cleaned:

@@ -1,12 +1,14 @@
 """Stands between the agent and one container's process.
 
-It is a program of its own so that the agent may end and come back: the shim keeps the pipes, writes the log, and notes the
-exit code. It imports the standard library alone and is started with `python -I -S`, so that it is up in milliseconds.
+It is a program of its own so that the agent may end and come back: the shim keeps the pipes, writes the log, and notes
+the exit code. It imports the standard library alone and is started with `python -I -S`, so that it is up in
+milliseconds.
 
     python -I -S shim.py <attempt folder>
 
-The folder holds `spec.json` (`argv`, `env`, `cwd`, `log`, `max_log_bytes`). The shim adds `state.json` when the program runs, and
-`exit.json` when it has ended and none of its descendants is left: as in a container, all of them end with the first.
+The folder holds `spec.json` (`argv`, `env`, `cwd`, `log`, `max_log_bytes`). The shim adds `state.json` when the program
+runs, and `exit.json` when it has ended and none of its descendants is left: as in a container, all of them end with the
+first.
 """
 
 import ctypes
@@ -164,7 +166,9 @@ def sweep() -> None:
 
 
 def pump(pid: int, pipes: dict[int, str], log: LogWriter, wakeup: int) -> None:
-    """Copy output into the log until the program has ended; reaps orphans on the way, the program itself stays a zombie."""
+    """Copy output into the log until the program has ended; reaps orphans on the way, the program itself stays a
+    zombie.
+    """
     open_pipes = dict(pipes)
     while True:
         ready, _, _ = select.select([*open_pipes, wakeup], [], [])

@@ -59,6 +59,7 @@ class Supervisor:
         for record in former.values():
             addresses.reserve(record.ip)
         tls = server_tls(config)
+        rename = name_rewriter(lambda namespace, name: cluster_ip(services.objects, namespace, name))
         clients = [reader]
         agents = []
         for spec in self._nodes.nodes:
@@ -67,8 +68,9 @@ class Supervisor:
             clients.append(client)
             context = NodeContext(
                 name=spec.name, address=node.address, client=client, events=EventRecorder(client, spec.name),
-                facts=self._node_facts(spec), allocatable=capacity_of(spec), pods_folder=pods_folder, addresses=addresses,
-                services=services.objects, rename=name_rewriter(lambda ns, name: cluster_ip(services.objects, ns, name)),
+                facts=self._node_facts(spec), allocatable=capacity_of(spec),
+                pods_folder=pods_folder, addresses=addresses,
+                services=services.objects, rename=rename,
                 backoff=self._backoff, refresh_seconds=self._refresh_seconds,
             )  # fmt: skip
             mine = {uid: record for uid, record in former.items() if record.node == spec.name}

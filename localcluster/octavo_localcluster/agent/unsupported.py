@@ -1,7 +1,8 @@
-"""Which fields of a pod this node can't honour. Nothing is ignored in silence: a pod that needs one of them waits and says so.
+"""Which fields of a pod this node can't honour. Nothing is ignored in silence: a pod that needs one of them waits and
+says so.
 
-Some isolation fields are accepted without effect, because every restricted pod sets them; NOT_ENFORCED lists them, and each
-Node carries the list in an annotation.
+Some isolation fields are accepted without effect, because every restricted pod sets them; NOT_ENFORCED lists them, and
+each Node carries the list in an annotation.
 """
 
 from collections.abc import Iterator

@@ -67,7 +67,9 @@ class PodVolumes:
         return min([now + period_seconds, *(token.refresh_at for token in self._tokens.values())])
 
     def mounts(self, container: Object) -> dict[str, str]:
-        """Container path → real path for each mount of a container whose sub-path is final. Creates missing sub-folders."""
+        """Container path → real path for each mount of a container whose sub-path is final. Creates missing sub-
+        folders.
+        """
         found = {}
         for mount in container.get("volumeMounts") or []:
             path = self.paths[mount["name"]]
@@ -91,11 +93,7 @@ class PodVolumes:
         source = spec.get("local") or spec.get("hostPath")
         if source is None:
             raise VolumeError(f'persistentvolume "{name}" is neither local nor hostPath: other kinds need a real node')
-        if not Path(source["path"]).exists():
-            raise VolumeError(f'persistentvolume "{name}": path "{source["path"]}" does not exist')
-        if path.is_symlink():
-            path.unlink()
-        path.symlink_to(source["path"])
+        link(path, source["path"], f'persistentvolume "{name}"')
 
     async def _files(self, volume: Object) -> dict[str, File]:
         if "projected" not in volume:
@@ -165,6 +163,14 @@ class PodVolumes:
             raise
 
 
+def link(path: Path, target: str, title: str) -> None:
+    """Make `path` a link to a folder. Raises VolumeError when that does not exist."""
+    if not Path(target).exists():
+        raise VolumeError(f'{title}: path "{target}" does not exist')
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
 def config_map_data(config_map: Object) -> dict[str, bytes]:
     """Text and binary data of a ConfigMap."""
     text = {key: value.encode() for key, value in (config_map.get("data") or {}).items()}
@@ -172,7 +178,8 @@ def config_map_data(config_map: Object) -> dict[str, bytes]:
 
 
 def select(data: Mapping[str, bytes], source: Object, mode: int, title: str) -> dict[str, File]:
-    """The files of a ConfigMap or Secret volume: all keys, or those of `items`. Raises VolumeError for a missing key."""
+    """The files of a ConfigMap or Secret volume: all keys, or those of `items`. Raises VolumeError for a missing key.
+    """
     if not source.get("items"):
         return {key: File(value, mode) for key, value in data.items()}
     files = {}
