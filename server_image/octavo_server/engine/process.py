@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 20
 _MAX_UNSENT_BYTES = 256 << 20
 _STATS_SECONDS = 0.25
-_IDLE_SECONDS = 1.0
+_IDLE_SECONDS = 0.25
+"""Longest wait while idle; also how long SIGTERM may take to be seen."""
 
 
 class Connection:

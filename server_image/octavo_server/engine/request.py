@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +10,22 @@ import numpy.typing as npt
 
 from octavo_server.engine.digests import TOKEN_BYTES, digest_seed, digests, extend
 from octavo_server.engine.messages import SamplingParams, Submit, TokenLogprobs
+
+_LIMITS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "temperature": ("0 or more", lambda value: 0 <= value < float("inf")),
+    "top_k": ("a whole number, 0 or more", lambda value: value >= 0 and value == int(value)),
+    "top_p": ("above 0, at most 1", lambda value: 0 < value <= 1),
+    "min_p": ("0 to 1", lambda value: 0 <= value <= 1),
+    "presence_penalty": ("-100 to 100", lambda value: abs(value) <= 100),
+    "frequency_penalty": ("-100 to 100", lambda value: abs(value) <= 100),
+    "repetition_penalty": ("above 0, at most 100", lambda value: 0 < value <= 100),
+    "seed": ("0 to 2^64 - 1", lambda value: 0 <= value < 2**64),
+    "choice_index": ("0 to 2^32 - 1", lambda value: 0 <= value < 2**32),
+    "logprobs": ("-1 or more", lambda value: value >= -1),
+    "prompt_logprobs": ("-1 or more", lambda value: value >= -1),
+    "min_tokens": ("0 or more", lambda value: value >= 0),
+}
+"""What each number of SamplingParams may be; NaN fails every comparison."""
 
 
 @dataclass(eq=False)
@@ -101,9 +118,10 @@ def make_request(
         raise ValueError(
             f"resume_token_ids holds {len(resumed)} tokens, but at most {limit - len(prompt)} are asked for"
         )
-    for token in sampling.logit_bias:
-        if not 0 <= token < vocabulary:
-            raise ValueError(f"logit_bias names token {token}; token ids are 0 to {vocabulary - 1}")
+    for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+        for token in ids:
+            if not isinstance(token, int) or not 0 <= token < vocabulary:
+                raise ValueError(f"{name} names token {token!r}; token ids are 0 to {vocabulary - 1}")
     check_sampling(sampling)
     tokens = np.zeros(limit, dtype=np.int32)
     tokens[: len(prompt)] = prompt
@@ -130,24 +148,12 @@ def make_request(
 
 def check_sampling(sampling: SamplingParams) -> None:
     """Raises ValueError for a number that would make sampling meaningless (NaN included)."""
-    checks = (
-        ("temperature", 0 <= sampling.temperature < float("inf"), "0 or more"),
-        ("top_k", sampling.top_k >= 0, "0 or more"),
-        ("top_p", 0 < sampling.top_p <= 1, "above 0, at most 1"),
-        ("min_p", 0 <= sampling.min_p <= 1, "0 to 1"),
-        ("presence_penalty", abs(sampling.presence_penalty) <= 100, "-100 to 100"),
-        ("frequency_penalty", abs(sampling.frequency_penalty) <= 100, "-100 to 100"),
-        ("repetition_penalty", 0 < sampling.repetition_penalty <= 100, "above 0, at most 100"),
-        ("seed", 0 <= sampling.seed < 2**64, "0 to 2^64 - 1"),
-        ("choice_index", 0 <= sampling.choice_index < 2**32, "0 to 2^32 - 1"),
-        ("logprobs", sampling.logprobs >= -1, "-1 or more"),
-        ("prompt_logprobs", sampling.prompt_logprobs >= -1, "-1 or more"),
-    )
-    for name, holds, allowed in checks:
-        if not holds:
-            raise ValueError(f"{name} is {getattr(sampling, name)}; it must be {allowed}")
+    for name, (allowed, holds) in _LIMITS.items():
+        value = getattr(sampling, name)
+        if not isinstance(value, int | float) or not holds(value):
+            raise ValueError(f"{name} is {value!r}; it must be {allowed}")
     for token, bias in sampling.logit_bias.items():
-        if not abs(bias) < float("inf"):
+        if not isinstance(bias, int | float) or not abs(bias) < float("inf"):
             raise ValueError(f"logit_bias of token {token} is {bias}; it must be a finite number")
 
 
