@@ -20,6 +20,7 @@ from typing import Protocol
 
 from octavo_server.config import EngineConfig
 from octavo_server.contract import ExitCode
+from octavo_server.engine.address import socket_address
 from octavo_server.engine.codec import MAX_FRAME_BYTES, CodecError, decode, encode, frame
 from octavo_server.engine.messages import Message, Progress, Ready, StartupFailed
 from octavo_server.termination import Refused
@@ -182,7 +183,8 @@ async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
     """Waits for the engine's socket; the caller ends the wait when the process ends."""
     while True:
         try:
-            return await asyncio.open_unix_connection(str(path), limit=4 * 1024 * 1024)
+            with socket_address(path) as address:
+                return await asyncio.open_unix_connection(address, limit=4 * 1024 * 1024)
         except (FileNotFoundError, ConnectionRefusedError):
             await asyncio.sleep(_CONNECT_PAUSE_SECONDS)
 

@@ -12,6 +12,7 @@ import socket
 import time
 from pathlib import Path
 
+from octavo_server.engine.address import socket_address
 from octavo_server.engine.codec import CodecError, FrameBuffer, decode, encode, frame
 from octavo_server.engine.core import Engine
 from octavo_server.engine.messages import Abort, Message, Ready, StartupFailed, Stats, Submit
@@ -43,7 +44,8 @@ class Process:
         self._path = path
         path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
+        with socket_address(path) as address:
+            self._listener.bind(address)
         path.chmod(0o600)
         self._listener.listen(64)
         self._listener.setblocking(False)
