@@ -190,6 +190,35 @@ def test_what_a_killed_supervisor_leaves_is_recognised_and_replaced(
     assert not folder.exists()
 
 
+NODES_FILE = """
+nodes: [{name: worker}]
+images: {"sleep:*": /bin/sleep}
+persistentVolumes: [{name: data, path: FOLDER, node: worker, count: 2}]
+"""
+
+
+def test_a_cluster_with_nodes_ends_its_pods_when_it_is_stopped_and_never_touches_their_volumes(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "model.gguf").touch()
+    nodes = tmp_path / "nodes.yaml"
+    nodes.write_text(NODES_FILE.replace("FOLDER", str(data)))
+    with Cluster.start(ClusterOptions(folder=tmp_path / "cluster", nodes_file=nodes)) as started:
+        assert kubectl(started, "get", "nodes", "-o", "name") == "node/worker\n"
+        volumes = kubectl(started, "get", "persistentvolumes", "-o", "name").split()
+        assert volumes == ["persistentvolume/data", "persistentvolume/data-2"]
+        before = set(started.processes())
+        kubectl(started, "run", "sleeper", "--image=sleep:1", "--command", "--", "/bin/sleep", "86399")
+        kubectl(started, "wait", "--for=jsonpath={.status.phase}=Running", "pod/sleeper", "--timeout=60s")
+        pod = set(started.processes()) - before
+        assert any(b"86399" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pod)
+    assert started.processes() == []
+    # Orphans are reaped by the machine's init process, in its own time.
+    wait_for(lambda: not [pid for pid in pod if Path(f"/proc/{pid}").exists()], "the end of the pod's processes")
+    assert not started.folder.exists()
+    assert (data / "model.gguf").exists()
+
+
 def install_etcd(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Puts a script in etcd's place; $ETCD in it is the real one, and its version is told as the real one does."""
     etcd = ensure_programs(print, CONTROL_PLANE)["etcd"]
