@@ -34,10 +34,12 @@ class Namespace:
 
     def kubectl(self, *arguments: str, body: Object | None = None, check: bool = True) -> str:
         command = [
-            str(self.cluster.program("kubectl")), "--kubeconfig", str(self.cluster.kubeconfig), "-n", self.name, *arguments,
+            str(self.cluster.program("kubectl")), "--kubeconfig", str(self.cluster.kubeconfig), "-n", self.name,
+            *arguments,
         ]  # fmt: skip
         text = None if body is None else json.dumps(body)
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
+        limit = DEADLINE_SECONDS + 10
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=limit, check=False)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout if check else done.stdout + done.stderr
 
@@ -75,7 +77,9 @@ class Namespace:
         return str(self.until(message, f"waiting reason {reason} of {name}"))
 
 
-def pod(name: str, command: list[str], *, labels: Object | None = None, spec: Object | None = None, **more: Any) -> Object:
+def pod(
+    name: str, command: list[str], *, labels: Object | None = None, spec: Object | None = None, **more: Any
+) -> Object:
     container = {"name": "main", "image": IMAGE, "command": command, **more}
     whole = {"terminationGracePeriodSeconds": 2, "restartPolicy": "Never", "containers": [container], **(spec or {})}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels or {}}, "spec": whole}
@@ -143,7 +147,8 @@ def test_init_containers_run_in_order_and_a_failed_one_ends_the_pod(ns: Namespac
     ns.apply(
         pod("ordered", python("print(open('/data/b').read())"), volumeMounts=mount,
             spec=volume | {"initContainers": [first, second]}),
-        pod("stuck", python("print('never')"), spec=volume | {"initContainers": [init("first", "raise SystemExit(4)")]}),
+        pod("stuck", python("print('never')"),
+            spec=volume | {"initContainers": [init("first", "raise SystemExit(4)")]}),
     )  # fmt: skip
     ns.until_phase("ordered", "Succeeded")
     assert ns.kubectl("logs", "ordered") == "12\n"

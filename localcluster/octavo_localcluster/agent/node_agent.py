@@ -13,7 +13,7 @@ from .log_server import start_log_server
 from .node import keep_node
 from .pod_worker import NodeContext, PodWorker
 from .process import ContainerProcess
-from .record import PodRecord
+from .record import PodRecord, load_record
 from .reflector import Reflector
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,8 @@ class NodeAgent:
             self.workers[uid].set_pod(new)
             return
         phase = (new.get("status") or {}).get("phase")
-        former = self._former.pop(uid, None)
+        # A record without a worker is left by a former agent, or by a worker that failed.
+        former = self._former.pop(uid, None) or load_record(self._context.pods_folder / uid)
         if former is None and phase in ("Succeeded", "Failed") and not new["metadata"].get("deletionTimestamp"):
             return
         worker = PodWorker(self._context, new, former)

@@ -337,7 +337,8 @@ class PodWorker:
             await action()
         except (ApiError, *OUTAGE) as error:
             log.info("pod %s/%s: %s", self.record.namespace, self.record.name, error or type(error).__name__)
-            return isinstance(error, ApiError) and error.code in (404, 409)
+            # Not found, another pod of that name, or a status that this server refuses: asking again changes nothing.
+            return isinstance(error, ApiError) and error.code in (404, 409, 422)
         return True
 
     async def _until_gone(self, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -367,7 +368,7 @@ class PodWorker:
         )
         # The next status keeps the transition times of this one, also before the watch has brought it.
         self.pod = {**self.pod, "status": answer.get("status", {})}
-        self._sent = pod_status(self.pod, self.record, host_ip=self.node.address, now=now_text(), blocked=self._blocked)
+        self._sent = status
 
 
 def new_records(pod: Object) -> list[ContainerRecord]:
