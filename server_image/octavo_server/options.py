@@ -150,3 +150,13 @@ def fetch_config(values: dict[str, Any], *, check: bool = False) -> FetchConfig:
         check=check,
         max_length_tokens=values["max_length"],
     )
+
+
+def documentation_row(option: Option) -> str:
+    """The option's row in docs/reference/server-flags.md."""
+    name = "–" if option.secret else f"`--{option.name}`"
+    default = "required" if option.required else f"`{option.default}`" if option.default != "" else "–"
+    allowed = ", ".join(map(str, option.choices)) if option.choices else option.kind
+    if option.minimum is not None:
+        allowed = f"≥ {option.minimum:g}" if option.maximum is None else f"{option.minimum:g} … {option.maximum:g}"
+    return f"| {name} | `{option.variable}` | {allowed} | {default} | {option.help} |"

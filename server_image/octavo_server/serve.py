@@ -16,6 +16,7 @@ from octavo_server.api.supervisor import ENGINE_COMMAND
 from octavo_server.config import ServeConfig
 from octavo_server.contract import ExitCode
 from octavo_server.fetching.resolve import local_model
+from octavo_server.fetching.sources import LocalSource, parse_location
 from octavo_server.termination import Refused
 
 
@@ -27,9 +28,12 @@ def serve(config: ServeConfig, engine_command: Sequence[str] | None = None) -> E
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if config.api.chat_template and not Path(config.api.chat_template).is_file():
         raise Refused("FileMissing", f"--chat-template: {config.api.chat_template} is no file")
-    listener = bind(config.api.host, config.api.port)
+    name = config.engine.model.served_name
+    here = isinstance(parse_location(config.source.model), LocalSource)
+    model = local_model(config.source, served_name=name) if here else None
+    listener = bind(config.api.host, config.api.port)  # before a download, which may take long for nothing
     try:
-        model = local_model(config.source, served_name=config.engine.model.served_name)
+        model = model or local_model(config.source, served_name=name)
         engine = replace(
             config.engine, model=replace(config.engine.model, path=str(model.path), served_name=model.served_name)
         )

@@ -50,6 +50,12 @@ class ServerProcess:
     log: Path
     seconds_to_ready: float
 
+    def engine_processes(self) -> list[int]:
+        """Living child processes of the server."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children]
+
     def metric(self, name: str) -> float:
         """The value of one sample, by its full name with labels."""
         return read_metric(httpx.get(f"{self.url}/metrics").text, name)
@@ -70,7 +76,7 @@ def start_server(model_path: Path, folder: Path, *flags: str) -> Iterator[Server
     command = [
         sys.executable, "-m", "octavo_server", "serve", "--model", str(model_path), "--served-name", "smollm2",
         "--host", "127.0.0.1", "--port", str(port), "--pool-bytes", str(192 * 2**20), "--max-length", "2048",
-        "--drain-notice-seconds", "0", "--drain-seconds", "5", *flags,
+        "--drain-notice-seconds", "0", "--drain-seconds", "5", "--cpu-threads", "1", *flags,
     ]  # fmt: skip
     begin = time.monotonic()
     with log.open("wb") as output:
@@ -196,3 +202,40 @@ def scripted(model_path: Path) -> Callable[..., Any]:
 def until_fixture() -> Callable[..., Any]:
     """Waits on the event loop for a condition."""
     return until
+
+
+@pytest.fixture(scope="session")
+def reference_tokenizer(model_path: Path) -> Any:
+    """transformers' own tokenizer class over the vocabulary that the `gguf` package reads: independent of our code."""
+    import gguf
+    from tokenizers import pre_tokenizers
+    from transformers import GPT2TokenizerFast
+
+    fields = gguf.GGUFReader(str(model_path)).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    types = fields["tokenizer.ggml.token_type"].contents()
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"].contents()]
+    tokenizer = GPT2TokenizerFast(
+        vocab={token: index for index, token in enumerate(tokens)}, merges=merges, add_prefix_space=False,
+        unk_token="<|endoftext|>", bos_token="<|im_start|>", eos_token="<|im_end|>",
+    )  # fmt: skip
+    special = [tokens[index] for index, kind in enumerate(types) if kind in (2, 3)]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    # As in the model's published tokenizer.json: single digits, then GPT-2's pattern.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    return tokenizer
+
+
+@pytest.fixture
+def own_server(model_path: Path, tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server process of one test alone, with the real model."""
+    with start_server(model_path, tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def until_sync() -> Callable[..., None]:
+    """Waits for a condition."""
+    return wait_for

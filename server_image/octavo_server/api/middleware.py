@@ -15,6 +15,9 @@ from octavo_server.api.errors import ApiError
 from octavo_server.api.state import ServerState
 from octavo_server.contract import HEALTH_PATH, METRICS_PATH, READY_PATH
 
+_DISCARDED = 8
+"""A body up to that many times the limit is read to its end and thrown away: a client that is cut off while it sends
+sees a broken connection in place of the 413."""
 _OPEN_PATHS = frozenset({HEALTH_PATH, READY_PATH, METRICS_PATH})
 
 
@@ -53,17 +56,21 @@ class LimitBody:
             return
         length = Headers(scope=scope).get("content-length", "0")
         parts: list[bytes] = []
-        size = int(length) if length.isdigit() else 0
-        more = size <= self._max_bytes
-        size = 0 if more else size
-        while more:
+        size, more = 0, True
+        too_large = length.isdigit() and int(length) > self._max_bytes
+        while more and size <= self._max_bytes * _DISCARDED:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            more = message.get("more_body", False) and size <= self._max_bytes
-        if size > self._max_bytes:
+            part = message.get("body", b"")
+            size += len(part)
+            too_large |= size > self._max_bytes
+            if too_large:
+                parts.clear()
+            else:
+                parts.append(part)
+            more = message.get("more_body", False)
+        if too_large:
             error = ApiError(
                 413,
                 f"body: larger than the limit of {self._max_bytes} bytes",

@@ -42,7 +42,7 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, SyntaxError) as error:
             raise TemplateError(f"the chat template has an error: {error}") from error
 
     def render(
