@@ -54,6 +54,7 @@ class Container:
         self._launch: Launch | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
@@ -80,6 +81,17 @@ class Container:
         record.started_at = now_text()
         self.changed()
         launch.save(self.attempt_folder(record.attempt))
+        # An agent that stops in this moment must still learn of the process, or nobody would end it.
+        self._starting = self._spawn(self._run(launch))
+        await asyncio.shield(self._starting)
+
+    async def settled(self) -> None:
+        """Wait until a start that is under way is done."""
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+
+    async def _run(self, launch: Launch) -> None:
+        record = self.record
         process = await ContainerProcess.start(self.attempt_folder(record.attempt), launch.process)
         self.event("Normal", "Started", f"Started container {self.name}")
         self._attach(process, launch)

@@ -113,6 +113,7 @@ class PodWorker:
     async def halt(self, grace_seconds: float) -> None:
         """End all processes because the agent stops; the pod stays on this node and is restarted by the next agent."""
         for container in self.containers.values():
+            await container.settled()
             container.stop("the node agent stops", grace_seconds)
         await asyncio.gather(*(c.ended.wait() for c in self.containers.values() if c.record.phase == "running"))
 
