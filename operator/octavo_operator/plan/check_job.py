@@ -1,0 +1,169 @@
+"""The Job that proves a model before a replica starts, and what its pods say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+
+from octavo_operator.api.inference_service import InferenceServiceSpec
+
+from . import server_contract as contract
+from .facts import Facts, Manifest, digest
+from .objects import owned
+from .pod_template import (
+    argument,
+    environment,
+    model_location,
+    model_volume,
+    restricted_container,
+    restricted_pod,
+    scratch,
+)
+
+_WAITING_FAULTS = (
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+)
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What is known of a model: True = proven, False = refused, None = not yet known."""
+
+    proven: bool | None
+    reason: str
+    message: str
+    retry_seconds: float | None = None
+    """When to try again after a refusal; 0 = now."""
+
+
+def check_name(service: str, spec: InferenceServiceSpec) -> str:
+    """Name of the Job: a new one for each model, revision, secret, format or length."""
+    model = spec.model
+    secret = model.secret_ref.name if model.secret_ref else None
+    return f"{service}-check-{digest([model.uri, model.revision, secret, model.format.value, model.max_length], 8)}"
+
+
+def check_job(facts: Facts, spec: InferenceServiceSpec, image: str) -> Manifest:
+    """The Job; a Job's template can't change, so one that exists is taken as it is."""
+    service, model = facts.service["metadata"]["name"], spec.model
+    name = check_name(service, spec)
+    labels = {contract.SERVICE_LABEL: service, contract.ROLE_LABEL: contract.ROLE_CHECK}
+    labels[contract.MANAGED_BY_LABEL] = contract.FIELD_MANAGER
+    live = facts.owned_of("Job").get(name)
+    if live is not None:
+        job = owned(facts, "batch/v1", "Job", name, labels=labels, spec=live["spec"])
+        mark = (live["metadata"].get("annotations") or {}).get(contract.MANIFEST_HASH)
+        if mark:
+            job["metadata"]["annotations"] = {contract.MANIFEST_HASH: mark}
+        return job
+    source = model.uri if model.uri.startswith(("hf://", "s3://")) else model_location(model)
+    arguments = ["fetch", "--check", "--model", argument(source), "--format", model.format.value]
+    arguments += ["--max-length", str(model.max_length)]
+    if model.revision:
+        arguments += ["--revision", argument(model.revision)]
+    volumes, mounts = scratch()
+    model_volumes, model_mounts = model_volume(model)
+    container = {
+        "name": contract.CHECK_CONTAINER,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [contract.PROGRAM],
+        "args": arguments,
+        "env": environment(model),
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        "securityContext": restricted_container(),
+        "terminationMessagePath": contract.TERMINATION_PATH,
+        "volumeMounts": mounts + model_mounts,
+    }
+    pod: Manifest = {
+        "serviceAccountName": service,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "restartPolicy": "Never",
+        "securityContext": restricted_pod(),
+        "containers": [container],
+        "volumes": volumes + model_volumes,
+    }
+    placement = spec.placement
+    if placement.node_selector:
+        pod["nodeSelector"] = dict(placement.node_selector)
+    if placement.tolerations:
+        pod["tolerations"] = [
+            t.model_dump(mode="json", by_alias=True, exclude_none=True) for t in placement.tolerations
+        ]
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    return owned(facts, "batch/v1", "Job", name, labels=labels, spec={"backoffLimit": 1, "template": template})
+
+
+def _instant(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def _told(text: str) -> Manifest | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("reason"), str) else None
+
+
+def _pod_result(pod: Manifest) -> CheckResult | None:
+    """What one check pod says; None while it says nothing."""
+    status = pod.get("status", {})
+    for container in status.get("containerStatuses") or ():
+        state = container.get("state", {})
+        waiting, ended = state.get("waiting", {}), state.get("terminated")
+        if waiting.get("reason") in _WAITING_FAULTS:
+            message = f"the check pod can't start: {waiting.get('message') or waiting['reason']}"
+            return CheckResult(False, waiting["reason"], message)
+        if ended is not None:
+            told = _told(ended.get("message") or "")
+            if told is not None:
+                fine = told.get("ok") is True and ended.get("exitCode") == 0
+                return CheckResult(fine, told["reason"], str(told.get("message", "")))
+            if ended.get("exitCode") == 0:
+                return CheckResult(True, "ModelFound", "the model was checked")
+            what = f"exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})"
+            return CheckResult(False, "CheckFailed", f"the check ended without a result: {what}; see the pod's log")
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return CheckResult(
+                None, "CheckUnschedulable", f"the check pod waits for a node: {condition.get('message', '')}"
+            )
+    return None
+
+
+def read_check(facts: Facts, spec: InferenceServiceSpec) -> CheckResult:
+    """The result of the model's check from the Job and its pods."""
+    name = check_name(facts.service["metadata"]["name"], spec)
+    job = facts.owned_of("Job").get(name)
+    if job is None:
+        return CheckResult(None, "CheckPending", f"the model {spec.model.uri} is being checked")
+    ended = {c["type"]: c for c in job.get("status", {}).get("conditions") or () if c.get("status") == "True"}
+    pods = [
+        pod
+        for pod in facts.pods
+        if any(o.get("name") == name and o.get("kind") == "Job" for o in pod["metadata"].get("ownerReferences") or ())
+    ]
+    pods.sort(key=lambda pod: (str(pod["metadata"].get("creationTimestamp", "")), str(pod["metadata"]["name"])))
+    results = [result for pod in pods if (result := _pod_result(pod)) is not None]
+    proven = next((result for result in results if result.proven), None)
+    if proven or "Complete" in ended:
+        return proven or CheckResult(True, "ModelFound", "the model was checked")
+    # A second attempt that has not spoken yet does not hide what the first one said.
+    told = [result for result in results if result.proven is not None] or results
+    result = told[-1] if told else CheckResult(None, "CheckPending", f"the model {spec.model.uri} is being checked")
+    if "Failed" not in ended:
+        return result
+    since = (
+        facts.now - _instant(ended["Failed"].get("lastTransitionTime") or job["metadata"]["creationTimestamp"])
+    ).total_seconds()
+    rest = max(0.0, facts.settings.check_retry_seconds - since)
+    if result.proven is None:
+        result = CheckResult(False, "CheckFailed", f"the check Job {name} failed and its pods are gone")
+    return CheckResult(False, result.reason, result.message, rest)

@@ -1,0 +1,252 @@
+"""The pod of a replica, rendered from its inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_operator.api.base import Switch
+from octavo_operator.api.inference_service import InferenceServiceSpec
+from octavo_operator.api.model_section import ModelSection, claim_path
+
+from . import server_contract as contract
+from .facts import Manifest, digest
+from .node_types import GPU_RESOURCE, NodeType, affinity
+from .quantities import canonical
+
+USER_ID = 65532
+
+
+@dataclass(frozen=True)
+class Replica:
+    """Inputs of one pod template."""
+
+    service: str
+    spec: InferenceServiceSpec
+    node_type: NodeType
+    image: str
+    block_size_tokens: int
+
+    def inputs(self) -> dict[str, Any]:
+        """Everything that reaches the pod; a new template is rendered only when this changes."""
+        return {
+            "spec": spec_inputs(self.spec),
+            "image": self.image,
+            "blockSize": self.block_size_tokens,
+            "nodeType": list(self.node_type.key),
+        }
+
+    def name(self) -> str:
+        """10 hex digits of the inputs."""
+        return digest(self.inputs(), 10)
+
+
+def spec_inputs(spec: InferenceServiceSpec) -> dict[str, Any]:
+    """Fields of the spec that reach a pod; defaults left out, so that a new field with a default changes nothing."""
+    found: dict[str, Any] = spec.model_dump(
+        mode="json",
+        by_alias=True,
+        exclude_defaults=True,
+        include={
+            "model": True,
+            "engine": True,
+            "image": True,
+            "placement": {"node_selector", "tolerations", "priority_class_name", "resources"},
+            "rollout": {"drain_seconds"},
+            "access": {"api_key_secret_ref"},
+        },
+    )
+    return {key: value for key, value in found.items() if value}
+
+
+def argument(text: str) -> str:
+    """A text as an argument: `$` would start a reference to a variable."""
+    return text.replace("$", "$$")
+
+
+def restricted_container() -> Manifest:
+    """Security context of each container under the restricted pod security level."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def restricted_pod() -> Manifest:
+    """Security context of each pod under the restricted pod security level."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "fsGroup": USER_ID,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def model_location(model: ModelSection) -> str:
+    """The model as the container sees it (wire contract)."""
+    where = claim_path(model.uri)
+    if where is not None:
+        return f"{contract.MODELS_FOLDER}/{where.claim}/{where.path}"
+    if model.uri.startswith("file://"):
+        return model.uri.removeprefix("file://")
+    return f"{contract.CACHE_FOLDER}/model"
+
+
+def model_volume(model: ModelSection) -> tuple[list[Manifest], list[Manifest]]:
+    """(volumes, mounts) of a model on a claim; both empty for other sources."""
+    where = claim_path(model.uri)
+    if where is None:
+        return [], []
+    volume = {"name": "model", "persistentVolumeClaim": {"claimName": where.claim, "readOnly": True}}
+    mount = {"name": "model", "mountPath": f"{contract.MODELS_FOLDER}/{where.claim}", "readOnly": True}
+    return [volume], [mount]
+
+
+def scratch() -> tuple[list[Manifest], list[Manifest]]:
+    """(volumes, mounts) of the folders that a read-only root file system needs."""
+    folders = {"tmp": "/tmp", "cache": contract.CACHE_FOLDER}
+    volumes: list[Manifest] = [{"name": name, "emptyDir": {}} for name in folders]
+    return volumes, [{"name": name, "mountPath": path} for name, path in folders.items()]
+
+
+def environment(model: ModelSection) -> list[Manifest]:
+    """Environment that all containers share."""
+    entries: list[Manifest] = [
+        {"name": "HOME", "value": "/tmp"},
+        {"name": contract.TERMINATION_ENV, "value": contract.TERMINATION_PATH},
+    ]
+    if model.secret_ref is not None and model.uri.startswith("hf://"):
+        key = {"name": model.secret_ref.name, "key": contract.HUB_TOKEN_KEY}
+        entries.append({"name": contract.HUB_TOKEN_ENV, "valueFrom": {"secretKeyRef": key}})
+    return entries
+
+
+def _serve_arguments(replica: Replica) -> list[str]:
+    model, engine, cache = replica.spec.model, replica.spec.engine, replica.spec.engine.kv_cache
+    values = {
+        "--model": model_location(model),
+        "--format": model.format.value,
+        "--served-name": model.served_name or replica.service,
+        "--max-length": str(model.max_length),
+        "--port": str(contract.PORT),
+        "--device": "CPU" if replica.node_type.hardware.is_cpu else "Auto",
+        "--dtype": engine.dtype.value,
+        "--quantization": engine.quantization.value,
+        "--kv-dtype": cache.dtype.value,
+        "--block-size": str(replica.block_size_tokens),
+        "--memory-percent": str(cache.memory_percent),
+        "--prefix-caching": cache.prefix_caching.value,
+        "--tensor-parallel": str(engine.parallelism.tensor),
+        "--drain-seconds": str(replica.spec.rollout.drain_seconds),
+    }
+    pairs = [part for flag, value in values.items() for part in (flag, argument(value))]
+    return ["serve", *pairs, "--host", "$(POD_IP)", *(argument(text) for text in engine.extra_args)]
+
+
+def _resources(replica: Replica) -> Manifest:
+    given = replica.spec.placement.resources
+    cpu = replica.node_type.hardware.is_cpu
+    requests = {name: canonical(amount) for name, amount in given.requests.items()}
+    limits = {name: canonical(amount) for name, amount in given.limits.items()}
+    if not given.requests and not given.limits:
+        requests = {"cpu": "500m", "memory": "1Gi"} if cpu else {"cpu": "2", "memory": "8Gi"}
+    if not cpu:
+        limits[GPU_RESOURCE] = requests[GPU_RESOURCE] = str(replica.spec.engine.parallelism.tensor)
+    return {part: amounts for part, amounts in (("requests", requests), ("limits", limits)) if amounts}
+
+
+def _probe(path: str, period: int, failures: int) -> Manifest:
+    http = {"path": path, "port": contract.PORT_NAME, "scheme": "HTTP"}
+    return {"httpGet": http, "periodSeconds": period, "failureThreshold": failures, "timeoutSeconds": 5}
+
+
+def _server(replica: Replica, mounts: list[Manifest]) -> Manifest:
+    variables = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    variables += environment(replica.spec.model)
+    key = replica.spec.access.api_key_secret_ref
+    if key is not None:
+        reference = {"name": key.name, "key": key.key}
+        variables.append({"name": contract.API_KEY_ENV, "valueFrom": {"secretKeyRef": reference}})
+    return {
+        "name": contract.SERVER_CONTAINER,
+        "image": replica.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [contract.PROGRAM],
+        "args": _serve_arguments(replica),
+        "env": variables,
+        "ports": [{"name": contract.PORT_NAME, "containerPort": contract.PORT, "protocol": "TCP"}],
+        # A big model loads for minutes: 30 minutes until the first answer of /health.
+        "startupProbe": _probe(contract.HEALTH_PATH, 2, 900),
+        "livenessProbe": _probe(contract.HEALTH_PATH, 10, 3),
+        "readinessProbe": _probe(contract.READY_PATH, 2, 2),
+        "resources": _resources(replica),
+        "securityContext": restricted_container(),
+        "terminationMessagePath": contract.TERMINATION_PATH,
+        "volumeMounts": mounts,
+    }
+
+
+def _fetch(replica: Replica, mounts: list[Manifest]) -> Manifest:
+    model = replica.spec.model
+    arguments = ["fetch", "--model", argument(model.uri), "--to", model_location(model), "--format", model.format.value]
+    if model.revision:
+        arguments += ["--revision", argument(model.revision)]
+    return {
+        "name": contract.FETCH_CONTAINER,
+        "image": replica.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [contract.PROGRAM],
+        "args": arguments,
+        "env": environment(model),
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        "securityContext": restricted_container(),
+        "terminationMessagePath": contract.TERMINATION_PATH,
+        "volumeMounts": mounts,
+    }
+
+
+def render(replica: Replica) -> Manifest:
+    """The pod template of a replica's inputs; stored in a ControllerRevision and from then on applied verbatim."""
+    placement = replica.spec.placement
+    volumes, mounts = scratch()
+    model_volumes, model_mounts = model_volume(replica.spec.model)
+    spec: Manifest = {
+        "serviceAccountName": replica.service,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": replica.spec.rollout.drain_seconds + contract.DRAIN_MARGIN_SECONDS,
+        "securityContext": restricted_pod(),
+        "affinity": affinity(replica.node_type),
+        "containers": [_server(replica, mounts + model_mounts)],
+        "volumes": volumes + model_volumes,
+    }
+    if replica.spec.model.uri.startswith("hf://"):
+        spec["initContainers"] = [_fetch(replica, mounts)]
+    if placement.node_selector:
+        spec["nodeSelector"] = dict(placement.node_selector)
+    if placement.tolerations:
+        spec["tolerations"] = [
+            toleration.model_dump(mode="json", by_alias=True, exclude_none=True) for toleration in placement.tolerations
+        ]
+    if placement.priority_class_name:
+        spec["priorityClassName"] = placement.priority_class_name
+    labels = {
+        contract.SERVICE_LABEL: replica.service,
+        contract.ROLE_LABEL: contract.ROLE_SERVER,
+        contract.NODE_TYPE_LABEL: replica.node_type.label,
+        contract.TEMPLATE_LABEL: replica.name(),
+        contract.MANAGED_BY_LABEL: contract.FIELD_MANAGER,
+    }
+    return {"metadata": {"labels": labels}, "spec": spec}
+
+
+def fetches_for_itself(spec: InferenceServiceSpec) -> bool:
+    """Whether pods of the service need a way out of the cluster for their model."""
+    return spec.model.uri.startswith(("hf://", "s3://"))
+
+
+def limits_traffic(spec: InferenceServiceSpec) -> bool:
+    """Whether a NetworkPolicy is wanted."""
+    return spec.access.network_policy == Switch.ENABLED

@@ -1,0 +1,65 @@
+"""What the operator and the server agree on; described in docs/reference/wire-contract.md, held by tests/contract."""
+
+from __future__ import annotations
+
+PREFIX = "serving.octavo.dev/"
+SERVICE_LABEL = PREFIX + "service"
+ROLE_LABEL = PREFIX + "role"
+NODE_TYPE_LABEL = PREFIX + "node-type"
+TEMPLATE_LABEL = PREFIX + "template"
+MANIFEST_HASH = PREFIX + "manifest-hash"
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+FIELD_MANAGER = "octavo-operator"
+
+ROLE_SERVER = "server"
+ROLE_CHECK = "check"
+
+PROGRAM = "octavo-server"
+SERVER_CONTAINER = "server"
+CHECK_CONTAINER = "check"
+FETCH_CONTAINER = "fetch"
+PORT_NAME = "http"
+PORT = 8000
+HEALTH_PATH = "/health"
+READY_PATH = "/ready"
+METRICS_PATH = "/metrics"
+TERMINATION_PATH = "/dev/termination-log"
+TERMINATION_ENV = "OCTAVO_TERMINATION_LOG"
+API_KEY_ENV = "OCTAVO_API_KEY"
+HUB_TOKEN_ENV = "HF_TOKEN"
+HUB_TOKEN_KEY = "token"
+MODELS_FOLDER = "/models"
+CACHE_FOLDER = "/var/cache/octavo"
+DRAIN_MARGIN_SECONDS = 15
+EXIT_REFUSED = 2
+
+SERVE_FLAGS = (
+    "--model",
+    "--format",
+    "--served-name",
+    "--max-length",
+    "--host",
+    "--port",
+    "--device",
+    "--dtype",
+    "--quantization",
+    "--kv-dtype",
+    "--block-size",
+    "--memory-percent",
+    "--prefix-caching",
+    "--tensor-parallel",
+    "--drain-seconds",
+)
+FETCH_FLAGS = ("--check", "--model", "--revision", "--format", "--max-length", "--to")
+CHECK_REASONS = (
+    "ModelFound",
+    "ModelNotFound",
+    "ModelUnreadable",
+    "ArchitectureUnsupported",
+    "FormatUnsupported",
+    "AccessDenied",
+    "SourceUnreachable",
+    "MaxLengthTooLong",
+    "NoSpaceLeft",
+    "SchemeUnsupported",
+)

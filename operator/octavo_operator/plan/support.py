@@ -1,0 +1,54 @@
+"""Fields that this version cannot act on: none is ignored in silence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo_operator.api.engine_section import CacheDType, Quantization, Runtime
+from octavo_operator.api.inference_service import InferenceServiceSpec
+from octavo_operator.api.operation_section import RolloutSection, ScalingMode, ScalingSection
+from octavo_operator.api.placement_section import Vendor
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A field set to a value that has no effect yet, or that keeps the service from running."""
+
+    field: str
+    value: str
+    essential: bool
+    """Whether the service must not run because of it."""
+
+
+def unsupported_fields(spec: InferenceServiceSpec) -> tuple[Unsupported, ...]:
+    """Every field set to a non-default value that this version cannot act on, in the order of the resource."""
+    found: list[Unsupported] = []
+
+    def note(field: str, value: object, essential: bool = False) -> None:
+        found.append(Unsupported(field, str(value), essential))
+
+    engine, scaling, rollout = spec.engine, spec.scaling, spec.rollout
+    if spec.model.uri.startswith("s3://"):
+        note("model.uri", "s3://", essential=True)
+    if spec.model.adapters:
+        note("model.adapters", ", ".join(adapter.name for adapter in spec.model.adapters))
+    if engine.runtime != Runtime.OCTAVO:
+        note("engine.runtime", engine.runtime.value, essential=True)
+    if engine.quantization == Quantization.FP8:
+        note("engine.quantization", engine.quantization.value, essential=True)
+    if engine.kv_cache.dtype == CacheDType.FP8:
+        note("engine.kvCache.dtype", engine.kv_cache.dtype.value, essential=True)
+    if engine.parallelism.tensor > 1:
+        note("engine.parallelism.tensor", engine.parallelism.tensor, essential=True)
+    if any(accelerator.vendor == Vendor.AMD for accelerator in spec.placement.accelerators):
+        note("placement.accelerators[].vendor", Vendor.AMD.value)
+    plain = ScalingSection()
+    if scaling.mode == ScalingMode.OPERATOR:
+        if scaling.max_replicas is not None and scaling.max_replicas > max(1, scaling.min_replicas):
+            note("scaling.maxReplicas", scaling.max_replicas)
+        for field in ("target_utilization_percent", "scale_down_seconds", "idle_seconds"):
+            if getattr(scaling, field) != getattr(plain, field):
+                note(f"scaling.{ScalingSection.model_fields[field].alias}", getattr(scaling, field))
+    if rollout.wait_seconds != RolloutSection().wait_seconds:
+        note("rollout.waitSeconds", rollout.wait_seconds)
+    return tuple(found)

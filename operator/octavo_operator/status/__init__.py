@@ -1,0 +1,1 @@
+"""Pure: conditions of a service and what its pods tell."""
