@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import time
@@ -230,6 +231,39 @@ def test_a_deleted_pod_may_use_its_grace_period_and_no_more(ns: Namespace) -> No
     assert "NotFound" in ns.kubectl("get", "pod", "stubborn", check=False)
 
 
+def test_pre_stop_runs_before_the_signal_and_config_maps_are_files(ns: Namespace) -> None:
+    code = """
+import signal, sys, time
+def leave(*_):
+    print(open("/data/note").read())
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print(open("/etc/app/greeting").read(), open("/etc/one").read())
+time.sleep(600)
+"""
+    write = python("open('/data/note', 'w').write('noted')")
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "app"}, "data": {"greeting": "hello"}}
+    mounts = [
+        {"name": "config", "mountPath": "/etc/app"},
+        {"name": "config", "mountPath": "/etc/one", "subPath": "greeting"},
+        {"name": "data", "mountPath": "/data"},
+    ]
+    volumes = [{"name": "config", "configMap": {"name": "app"}}, {"name": "data", "emptyDir": {}}]
+    ns.apply(
+        config,
+        pod("polite", python(code), volumeMounts=mounts, lifecycle={"preStop": {"exec": {"command": write}}},
+            spec={"volumes": volumes, "terminationGracePeriodSeconds": 30}),
+    )  # fmt: skip
+    ns.until(lambda: "hello hello" in ns.kubectl("logs", "polite", check=False), "the greeting")
+    kubectl = [ns.cluster.program("kubectl"), "--kubeconfig", ns.cluster.kubeconfig, "-n", ns.name]
+    command = [*kubectl, "logs", "-f", "polite"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == "hello hello\n"
+        ns.kubectl("delete", "pod", "polite")
+        assert follower.stdout.read() == "noted\n"
+
+
 def answers(address: str, port: int = 80) -> str:
     """The first line of an HTTP answer, or the name of the error."""
     try:
@@ -290,3 +324,12 @@ def test_pods_live_through_the_end_of_the_api_server_and_of_the_agent(ns: Namesp
     assert "HTTP" in ns.kubectl("logs", name)
     ns.kubectl("delete", "deployment", "stay")
     ns.until(lambda: answers(address, 8000) == "ConnectionRefusedError", "the end of the adopted process")
+
+
+def test_an_agent_that_is_told_to_stop_ends_its_pods_and_the_next_one_restarts_them(ns: Namespace) -> None:
+    ns.apply(pod("again", python("import time; print('up'); time.sleep(600)"), spec={"restartPolicy": "Always"}))
+    ns.until_ready("again")
+    ns.cluster.kill_component("agent", signal.SIGTERM)
+    ns.until(lambda: ns.container("again").get("restartCount") == 1, "the restart by the next agent")
+    assert ns.container("again")["lastState"]["terminated"]["exitCode"] == 143
+    ns.kubectl("delete", "pod", "again", "--wait=false")

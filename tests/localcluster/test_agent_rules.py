@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 from pathlib import Path
@@ -20,11 +21,12 @@ from octavo_localcluster.agent.environment import (
 )
 from octavo_localcluster.agent.expand import expand
 from octavo_localcluster.agent.lifecycle import ContainerView, decide
-from octavo_localcluster.agent.logs import Line, LogOptions, choose
+from octavo_localcluster.agent.logs import Line, LogOptions, choose, read_log
 from octavo_localcluster.agent.payload import File, write_payload
 from octavo_localcluster.agent.probe_state import ProbeSettings, ProbeState
 from octavo_localcluster.agent.rewrite import name_rewriter, path_rewriter
 from octavo_localcluster.agent.service_table import Listener, backends, listeners_of
+from octavo_localcluster.agent.shim import LogWriter
 from octavo_localcluster.agent.unsupported import unsupported_fields
 
 FACTS = PodFacts("127.9.0.1", "127.9.255.1", {"cpu": "2", "memory": "4Gi"})
@@ -237,3 +239,19 @@ def test_an_address_is_not_given_twice_nor_reused_at_once() -> None:
     assert (first, pool.take()) == ("127.9.0.1", "127.9.0.2")
     pool.reserve("127.9.0.254")
     assert pool.take() == "127.9.1.1"
+
+
+async def test_a_follower_loses_no_line_when_the_log_is_rotated(tmp_path: Path) -> None:
+    path, over = tmp_path / "0.log", asyncio.Event()
+    writer = LogWriter(str(path), 400)
+    writer.feed("stdout", b"line 0\n")
+    found, written = b"", 1
+    async for piece in read_log(path, LogOptions(follow=True), over):
+        found += piece
+        if written < 40:
+            writer.feed("stdout", f"line {written}\n".encode())
+            written += 1
+        else:
+            over.set()
+    assert (tmp_path / "0.log.1").exists()
+    assert found.decode().split("\n")[:-1] == [f"line {i}" for i in range(40)]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import BinaryIO
 
 FOLLOW_POLL_SECONDS = 0.1
 KEPT_ATTEMPTS = 2
@@ -93,58 +94,83 @@ async def read_log(path: Path, options: LogOptions, running: asyncio.Event | Non
     """Pieces of a log. With follow it goes on until `running`, an event that is set at the container's end, is set."""
     renderer = _Renderer(options)
     left = options.limit_bytes
-    position, inode, lines = await asyncio.to_thread(_stored, path)
-    piece = renderer.feed(choose(lines, options))
-    while True:
-        if left is not None:
-            piece = piece[:left]
-            left -= len(piece)
-        if piece:
-            yield piece
-        if not options.follow or left == 0:
-            return
-        ended = running is None or running.is_set()
-        data, position, inode = _more(path, position, inode)
-        piece = renderer.feed(parse_lines(data))
-        if not piece:
-            if ended:
+    with _Tail(path) as tail:
+        piece = renderer.feed(choose(await asyncio.to_thread(tail.stored), options))
+        while True:
+            if left is not None:
+                piece = piece[:left]
+                left -= len(piece)
+            if piece:
+                yield piece
+            if not options.follow or left == 0:
                 return
-            await asyncio.sleep(FOLLOW_POLL_SECONDS)
+            ended = running is None or running.is_set()
+            piece = renderer.feed(tail.more())
+            if not piece:
+                if ended:
+                    return
+                await asyncio.sleep(FOLLOW_POLL_SECONDS)
 
 
-def _stored(path: Path) -> tuple[int, int, list[Line]]:
-    """Bytes of whole lines in the present file, its inode, and all stored lines up to there."""
-    lines: list[Line] = []
-    rotated = path.with_name(path.name + ".1")
-    for part in (rotated, path):
+class _Tail:
+    """Reads whole lines of a log as they come; keeps the file open, so that a deleted pod's last lines are read too."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO | None = None
+        self._open()
+
+    def __enter__(self) -> "_Tail":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._file = open(self.path, "rb")  # noqa: SIM115 - closed by __exit__
+
+    def stored(self) -> list[Line]:
+        """All lines there are, the rotated part first."""
+        rotated = self.path.with_name(self.path.name + ".1")
+        lines = []
+        with contextlib.suppress(FileNotFoundError):
+            lines = parse_lines(rotated.read_bytes())
+        return lines + self.more()
+
+    def more(self) -> list[Line]:
+        """Lines since the last call."""
+        lines = self._read()
+        if not lines and self._rotated():
+            # What the writer added between our read and its rename is still in the old file.
+            lines = self._read()
+            assert self._file is not None
+            self._file.close()
+            self._open()
+        return lines
+
+    def _read(self) -> list[Line]:
+        if self._file is None:
+            self._open()
+            if self._file is None:
+                return []
+        position = self._file.tell()
+        data = self._file.read()
+        whole = data.rfind(b"\n") + 1
+        self._file.seek(position + whole)
+        return parse_lines(data[:whole])
+
+    def _rotated(self) -> bool:
         try:
-            data = part.read_bytes()
+            return self._file is not None and os.fstat(self._file.fileno()).st_ino != self.path.stat().st_ino
         except FileNotFoundError:
-            data = b""
-        position = data.rfind(b"\n") + 1
-        lines += parse_lines(data[:position])
-    return position, path.stat().st_ino if path.exists() else 0, lines
-
-
-def _more(path: Path, position: int, inode: int) -> tuple[bytes, int, int]:
-    """New whole lines since a position; a rotation is followed through the rotated file."""
-    try:
-        with open(path, "rb") as file:
-            now = os.fstat(file.fileno()).st_ino
-            if inode and now != inode:
-                rotated = path.with_name(path.name + ".1")
-                rest = rotated.read_bytes()[position:] if rotated.exists() else b""
-                return rest[: rest.rfind(b"\n") + 1], 0, now
-            file.seek(position)
-            data = file.read()
-    except FileNotFoundError:
-        return b"", position, inode
-    data = data[: data.rfind(b"\n") + 1]
-    return data, position + len(data), now
+            return False
 
 
 def last_lines(path: Path, *, lines: int = 80, limit_bytes: int = 2048) -> str:
     """The end of a log, as FallbackToLogsOnError takes it for the termination message."""
-    chosen = choose(_stored(path)[2], LogOptions(tail_lines=lines))
+    with _Tail(path) as tail:
+        chosen = choose(tail.stored(), LogOptions(tail_lines=lines))
     text = _Renderer(LogOptions()).feed(chosen)
     return text[-limit_bytes:].decode(errors="replace")
