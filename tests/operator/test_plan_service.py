@@ -37,28 +37,19 @@ def check_pod(planned: Plan, result: dict, code: int = 0):
     return {"metadata": metadata, "spec": job["spec"]["template"]["spec"], "status": status}
 
 
+def server_pod(item, index, ready):
+    template = item["spec"]["template"]
+    name = f"{item['metadata']['name']}-{index}"
+    return {
+        "metadata": {"name": name, "namespace": "team", "labels": template["metadata"]["labels"]},
+        "spec": {**template["spec"], "nodeName": "n1"},
+        "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+
+
 def server_pods(planned: Plan, *, ready=True):
-    pods = []
-    for item in planned.objects:
-        if item["kind"] != "Deployment":
-            continue
-        template = item["spec"]["template"]
-        for index in range(item["spec"]["replicas"]):
-            pods.append(
-                {
-                    "metadata": {
-                        "name": f"{item['metadata']['name']}-{index}",
-                        "namespace": "team",
-                        "labels": template["metadata"]["labels"],
-                    },
-                    "spec": {**template["spec"], "nodeName": "n1"},
-                    "status": {
-                        "phase": "Running",
-                        "conditions": [{"type": "Ready", "status": str(ready)}],
-                    },
-                }
-            )
-    return pods
+    deployments = [item for item in planned.objects if item["kind"] == "Deployment"]
+    return [server_pod(item, n, ready) for item in deployments for n in range(item["spec"]["replicas"])]
 
 
 def live(planned: Plan):
