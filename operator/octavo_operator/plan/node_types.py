@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from octavo_operator.api.placement_section import Accelerator, CPUPolicy, PlacementSection, TolerationOperator, Vendor
 
 from .facts import CatalogueImage, Manifest, digest
-from .image_choice import ImageChoice, choose_cpu, choose_cuda
+from .image_choice import ImageChoice, choose_cpu, choose_cuda, version
 
 GPU_RESOURCE = "nvidia.com/gpu"
 PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -246,8 +246,8 @@ def resolve(
             choice,
             cost,
             tuple(name for name, _, _ in members),
-            min((driver for _, driver, _ in members), default=""),
-            min((cuda for _, _, cuda in members), default=""),
+            min((driver for _, driver, _ in members), default="", key=version),
+            min((cuda for _, _, cuda in members), default="", key=version),
         )
         for (hardware, choice, cost), members in grouped.items()
     ]
