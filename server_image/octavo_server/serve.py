@@ -25,7 +25,9 @@ def serve(config: ServeConfig, engine_command: Sequence[str] | None = None) -> E
     logging.basicConfig(
         stream=sys.stderr, level=config.api.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    if config.api.log_level != "debug":
+        for library in ("uvicorn.error", "httpx", "httpx2"):
+            logging.getLogger(library).setLevel(logging.WARNING)
     if config.api.chat_template and not Path(config.api.chat_template).is_file():
         raise Refused("FileMissing", f"--chat-template: {config.api.chat_template} is no file")
     name = config.engine.model.served_name

@@ -32,7 +32,7 @@ async def stream(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> 
 
 
 async def test_a_stop_string_across_tokens_is_cut_and_the_engine_hears_how_many_tokens_count(
-    scripted: Any, tmp_path: Path
+    scripted: Any, tmp_path: Path, until: Any
 ) -> None:
     record = tmp_path / "record"
     async with scripted("--text", " one two three four five six", "--record", str(record)) as running:
@@ -43,6 +43,7 @@ async def test_a_stop_string_across_tokens_is_cut_and_the_engine_hears_how_many_
         assert whole["choices"][0]["finish_reason"] == "stop"
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == " one two th"
         assert whole["usage"]["completion_tokens"] == 4
+        await until(lambda: len(records(record, "Abort")) == 2, "the engine heard of both")
         assert [entry["kept"] for entry in records(record, "Abort")] == [4, 4]
 
 

@@ -90,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{digest}"'}
         if file.endswith((".gguf", ".safetensors")):
             linked = {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{digest}"'}
-            # Another host, as the real Hub does: the client follows redirects to the same one before it reads the metadata.
+            # Another host, as on the real Hub: redirects to the same one are followed before the metadata is read.
             place = {"Location": f"http://localhost:{self.server.server_port}/cdn/{repository}/{file}"}
             self.reply(302, b"", with_body, {**headers, **linked, **place})
         else:

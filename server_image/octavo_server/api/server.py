@@ -91,6 +91,8 @@ class Server:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(http), 0 if self._end.is_set() else _LAST_WORDS_SECONDS)
             self._http.force_exit = True
+            await asyncio.wait({http}, timeout=_LAST_WORDS_SECONDS)
+            http.cancel()  # a client that reads nothing may hold its connection open for ever
             await asyncio.gather(http, return_exceptions=True)
             for number in signals:
                 with contextlib.suppress(ValueError, RuntimeError):
