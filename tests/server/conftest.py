@@ -106,9 +106,7 @@ async def scripted_server(
     listener = bind("127.0.0.1", 0)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     settings = ApiConfig(drain_notice_seconds=0.0, drain_seconds=5.0, limits=limits or LimitsConfig())
-    config = ServeConfig(
-        EngineConfig(ModelConfig(str(model_path), served_name="scripted")), replace(settings, **api)
-    )
+    config = ServeConfig(EngineConfig(ModelConfig(str(model_path), served_name="scripted")), replace(settings, **api))
     server = Server(config, listener, (sys.executable, str(SCRIPTED_ENGINE), *engine_arguments))
     task = asyncio.create_task(server.run())
     try:

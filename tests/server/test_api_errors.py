@@ -175,9 +175,7 @@ def test_the_documentation_lists_every_harmless_and_every_refused_field() -> Non
     assert rows == {**dict.fromkeys(HARMLESS, "accepted"), **dict.fromkeys(UNSUPPORTED, "refused")}
 
 
-async def test_a_model_without_template_or_with_a_template_that_objects_is_a_400(
-    scripted: Any, tmp_path: Path
-) -> None:
+async def test_a_model_without_template_or_with_a_template_that_objects_is_a_400(scripted: Any, tmp_path: Path) -> None:
     template = tmp_path / "strict.jinja"
     template.write_text(
         "{% if messages|length > 1 %}{{ raise_exception('one at a time') }}{% endif %}{{ messages[0].content }}"

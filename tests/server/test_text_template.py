@@ -9,7 +9,7 @@ from octavo_server.text.template import ChatTemplate, TemplateError
 
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Hi <b>\"you\"</b> 🦙"},
+    {"role": "user", "content": 'Hi <b>"you"</b> 🦙'},
     {"role": "assistant", "content": "Hello"},
     {"role": "user", "content": "And?"},
 ]

@@ -13,8 +13,7 @@ FILE_NAME = "record.json"
 
 @dataclass
 class ContainerRecord:
-    """One container: `attempt` counts its starts from 0; `ended` and `last` are terminated states as in a pod's status.
-    """
+    """One container: `attempt` counts its starts from 0; `ended` and `last` are terminated states of a pod status."""
 
     name: str
     init: bool

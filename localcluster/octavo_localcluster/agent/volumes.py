@@ -178,8 +178,7 @@ def config_map_data(config_map: Object) -> dict[str, bytes]:
 
 
 def select(data: Mapping[str, bytes], source: Object, mode: int, title: str) -> dict[str, File]:
-    """The files of a ConfigMap or Secret volume: all keys, or those of `items`. Raises VolumeError for a missing key.
-    """
+    """The files of a ConfigMap or Secret volume: all keys, or those of `items`. VolumeError for a missing key."""
     if not source.get("items"):
         return {key: File(value, mode) for key, value in data.items()}
     files = {}

@@ -60,9 +60,7 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is no valid JSON: {first['msg']}", param="body", code="invalid_json")
     parts = [
-        str(part)
-        for part in first["loc"]
-        if isinstance(part, int) or (_FIELD.match(part) and part not in _TYPE_NAMES)
+        str(part) for part in first["loc"] if isinstance(part, int) or (_FIELD.match(part) and part not in _TYPE_NAMES)
     ]
     param = ".".join(parts) or "body"
     message = str(first["msg"]).removeprefix("Value error, ")

@@ -32,9 +32,7 @@ def choose_files(name: str, sizes: Mapping[str, int], inside: str, format: str) 
     if format == "Safetensors" or not ggufs:
         found = ", ".join(sorted({path.rsplit(".", 1)[-1] for path in files if "." in path}))
         wanted = ".safetensors or .gguf" if format == "Auto" else f".{format.lower()}"
-        raise Refused(
-            CheckReason.FORMAT_UNSUPPORTED, f"model {name}: no {wanted} files; the repository holds: {found}"
-        )
+        raise Refused(CheckReason.FORMAT_UNSUPPORTED, f"model {name}: no {wanted} files; the repository holds: {found}")
     if len(ggufs) > 1:
         listed = ", ".join(ggufs[:6]) + (", …" if len(ggufs) > 6 else "")
         raise Refused(

@@ -162,9 +162,7 @@ def _refusal(status: int, place: HubSource, wanted: FetchConfig, file: str = "")
     if status == 404:
         what = f"{file} in {place.repository}" if file else place.repository
         return Refused(CheckReason.MODEL_NOT_FOUND, f"model {wanted.model}: the Hub has no {what} (HTTP 404)")
-    return Refused(
-        CheckReason.SOURCE_UNREACHABLE, f"model {wanted.model}: {constants.ENDPOINT} answered HTTP {status}"
-    )
+    return Refused(CheckReason.SOURCE_UNREACHABLE, f"model {wanted.model}: {constants.ENDPOINT} answered HTTP {status}")
 
 
 def _unreachable(location: str, error: Exception) -> Refused:

@@ -28,9 +28,7 @@ class Detokenizer:
     that character, and the whole character belongs to the answer.
     """
 
-    def __init__(
-        self, piece: Callable[[int], bytes], *, pending: bytes = b"", strip_first_space: bool = False
-    ) -> None:
+    def __init__(self, piece: Callable[[int], bytes], *, pending: bytes = b"", strip_first_space: bool = False) -> None:
         self._piece = piece
         self._decoder = _DECODER("replace")
         self._decoder.decode(pending)
