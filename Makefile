@@ -61,10 +61,7 @@ bench: bench-cpu bench-demo bench-report ## every measurement that needs no GPU,
 bench-cpu: environment ## the server beside llama.cpp on this machine's CPU
 	@$(BIN)/python benchmarks/serving_cpu.py $(ARGS)
 
-bench-programs: environment ## find or build the control plane's programs, with progress (demo and test do this by themselves)
-	@$(BIN)/octavo-localcluster programs --with-kwok
-
-demo: environment ## how long the demo's stages take
+bench-demo: environment ## how long the demo's stages take
 	@$(BIN)/python scripts/demo.py --once --record
 
 bench-report: environment ## tables of all results, those short of their goal first → docs/performance.md

@@ -18,6 +18,7 @@ def test_help_lists_every_verb_with_a_line():
     make = shutil.which("make")
     assert make is not None
     done = subprocess.run([make, "-C", str(ROOT)], capture_output=True, text=True, check=True)
+    assert done.stderr == "", "a target is defined twice"
     listed = dict(re.findall(r"^  make ([a-z-]+) +(\S.*)$", done.stdout, re.MULTILINE))
     assert listed.keys() >= VERBS
     assert all(len(text) > 10 for text in listed.values())
