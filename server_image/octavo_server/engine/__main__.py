@@ -54,8 +54,10 @@ def main() -> int:
     process.announce(Progress("runtime", 0))
 
     # The socket is open by now: importing torch takes seconds, and API processes can connect meanwhile.
+    from octavo_server.engine.machine import usable_processors
     from octavo_server.engine.sizes import Refusal
     from octavo_server.engine.startup import start
+    from octavo_server.engine.threads import ThreadGovernor, apply, set_threads
     from octavo_server.weights import ModelError
 
     try:
@@ -69,7 +71,12 @@ def main() -> int:
         print(f"octavo engine: {message}", file=sys.stderr)
         process.close(StartupFailed("MemoryTooSmall", message), patience_seconds=_FAILED_PATIENCE_SECONDS)
         return 2
-    process.serve(engine, ready)
+    # A number of threads that was asked for stays; the automatic one gives way to other processes.
+    automatic = config.cpu_threads == 0 and ready.device == "cpu"
+    governor = ThreadGovernor(usable_processors())
+    if automatic:
+        set_threads(governor.threads)
+    process.serve(engine, ready, (lambda now: apply(governor, now)) if automatic else None)
     process.close()
     return 0
 

@@ -10,12 +10,17 @@ import logging
 import selectors
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo_server.engine.address import socket_address
 from octavo_server.engine.codec import CodecError, FrameBuffer, decode, encode, frame
-from octavo_server.engine.core import Engine
 from octavo_server.engine.messages import Abort, Message, Ready, StartupFailed, Stats, Submit
+
+if TYPE_CHECKING:
+    # Importing the engine imports torch, which takes seconds; the socket is to be open before.
+    from octavo_server.engine.core import Engine
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +73,7 @@ class Process:
             self._send(connection, message)
         self.pump(0)
 
-    def serve(self, engine: Engine, ready: Ready) -> None:
+    def serve(self, engine: Engine, ready: Ready, before_step: Callable[[float], None] | None = None) -> None:
         """Runs steps while there is work, waits for messages while there is none."""
         self._engine = engine
         self.announce(ready)
@@ -76,6 +81,8 @@ class Process:
         while not self.stopped:
             self.pump(0 if engine.busy else _IDLE_SECONDS)
             if engine.busy:
+                if before_step is not None:
+                    before_step(time.monotonic())
                 for number, message in engine.step():
                     self._send_to(number, message)
             now = time.monotonic()

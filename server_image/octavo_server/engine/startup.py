@@ -12,7 +12,7 @@ import torch
 from octavo_server.config import BLOCK_SIZES_TOKENS, EngineConfig
 from octavo_server.engine.blocks import BlockPool
 from octavo_server.engine.core import Engine
-from octavo_server.engine.machine import available_memory_bytes, usable_processors
+from octavo_server.engine.machine import available_memory_bytes
 from octavo_server.engine.messages import Finished, Progress, Ready, SamplingParams, Submit
 from octavo_server.engine.runner import Runner
 from octavo_server.engine.scheduler import Scheduler, SchedulerLimits
@@ -35,7 +35,8 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
         allowed = ", ".join(map(str, BLOCK_SIZES_TOKENS))
         raise Refusal("BlockSizeUnsupported", f"block size {config.cache.block_size_tokens} is not one of {allowed}")
     if device.type == "cpu":
-        torch.set_num_threads(config.cpu_threads or usable_processors())
+        # One while loading (engine/threads.py says why); the loop takes more when nobody else needs them.
+        torch.set_num_threads(config.cpu_threads or 1)
     source = open_model(config.model.path, config.model.format)
     spec = source.spec
     dtype = choose_dtype(config.model.dtype, spec.stored_dtype, device)
