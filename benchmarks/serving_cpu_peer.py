@@ -18,10 +18,11 @@ import numpy as np
 class Peer:
     """A model and a context for up to `streams` sequences."""
 
-    def __init__(self, path: str, threads: int, streams: int) -> None:
+    def __init__(self, path: str, threads: int, streams: int, *, repack: bool) -> None:
         llama_cpp.llama_log_set(_SILENT, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         model_parameters = llama_cpp.llama_model_default_params()
+        model_parameters.use_extra_bufts = repack
         self._model = llama_cpp.llama_model_load_from_file(path.encode(), model_parameters)
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = 16384
@@ -76,7 +77,7 @@ def _SILENT(level: int, text: bytes, data: object) -> None:
 
 def main() -> None:
     path, threads, streams = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    peer = Peer(path, threads, streams)
+    peer = Peer(path, threads, streams, repack=sys.argv[4] == "repack")
     print(json.dumps({"version": llama_cpp.__version__}), flush=True)
     for line in sys.stdin:
         task = json.loads(line)
