@@ -9,7 +9,7 @@ def test_threads_give_way_when_the_machine_is_crowded_and_come_back_when_it_is_n
     governor = ThreadGovernor(4)
     assert governor.decide(100.0, 1000) == 4, "what happened before the first window says nothing"
     assert governor.decide(100.3, 1002) == 4
-    assert governor.decide(100.6, 1102) == 1
+    assert governor.decide(100.6, 1152) == 1
     assert governor.decide(103.0, 1110) == 1
     assert governor.decide(106.0, 1120) == 4
     assert governor.decide(106.3, 1300) == 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 _WINDOW_SECONDS = 0.25
-_CROWDED_SWITCHES_PER_SECOND = 60.0
+_CROWDED_SWITCHES_PER_SECOND = 150.0
 _ALONE_SECONDS = 5.0
 
 
