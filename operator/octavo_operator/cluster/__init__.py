@@ -1,0 +1,1 @@
+"""All traffic with the API server."""

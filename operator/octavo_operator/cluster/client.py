@@ -1,0 +1,183 @@
+"""Requests to the API server over kubernetes.aio, each under a timeout; errors are raised as ApiError."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio import client as kubernetes_client
+from kubernetes.aio import config as kubernetes_config
+from kubernetes.aio.client.exceptions import ApiException
+
+from octavo_operator.metrics import API_WRITES
+from octavo_operator.plan.server_contract import FIELD_MANAGER
+
+from .resources import Resource
+
+Object = dict[str, Any]
+TIMEOUT_SECONDS = 15.0
+_PAGE = 500
+
+
+class ApiError(Exception):
+    """The API server refused or could not be reached (code 0)."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(f"{code} {reason}: {message}" if code else message)
+        self.code, self.reason, self.message = code, reason, message
+
+
+def _failure(error: ApiException) -> ApiError:
+    try:
+        body = json.loads(error.body or "{}")
+    except ValueError:
+        body = {}
+    return ApiError(int(error.status or 0), str(body.get("reason") or error.reason), str(body.get("message") or error))
+
+
+class Client:
+    """Thin verbs; decides nothing."""
+
+    def __init__(self, api: Any, token_file: Path | None = None) -> None:
+        self._api = api
+        self._token_file = token_file
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        query: Mapping[str, str | int] | None = None,
+        content_type: str = "application/json",
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> Object:
+        """One exchange; raises ApiError."""
+        url = self._api.configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        headers = {"Content-Type": content_type, "Accept": "application/json", "User-Agent": FIELD_MANAGER}
+        # A projected token is replaced on disk before it expires, so it is read anew each time.
+        if self._token_file is not None:
+            headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
+        elif token := self._api.configuration.get_api_key_with_prefix("BearerToken"):
+            headers["Authorization"] = token
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                answer = await self._api.call_api(method, url, headers, body, _request_timeout=timeout_seconds)
+                return json.loads(await answer.read() or b"{}")  # type: ignore[no-any-return]
+        except ApiException as error:
+            raise _failure(error) from error
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise ApiError(0, "Unreachable", f"{method} {path}: {type(error).__name__} {error}") from error
+
+    async def list(self, resource: Resource, namespace: str | None = None) -> list[Object]:
+        """All objects of a kind, page by page, each with its kind."""
+        found: list[Object] = []
+        query: dict[str, str | int] = {"limit": _PAGE}
+        while True:
+            page = await self.request("GET", resource.path(namespace), query=query)
+            found += page.get("items") or []
+            token = page.get("metadata", {}).get("continue")
+            if not token:
+                return found
+            query["continue"] = token
+
+    async def apply(self, resource: Resource, manifest: Object) -> Object:
+        """Server-side apply as the operator's field manager."""
+        meta = manifest["metadata"]
+        API_WRITES.labels(resource.kind, "apply").inc()
+        path = resource.path(meta.get("namespace"), meta["name"])
+        return await self._apply(path, manifest, FIELD_MANAGER)
+
+    async def _apply(self, path: str, body: Object, manager: str) -> Object:
+        query = {"fieldManager": manager, "force": "true"}
+        return await self.request("PATCH", path, body, query=query, content_type="application/apply-patch+yaml")
+
+    async def apply_status(self, resource: Resource, service: Object, status: Object) -> Object:
+        """Write the whole status of an object."""
+        meta = service["metadata"]
+        API_WRITES.labels(resource.kind, "status").inc()
+        body = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
+            "status": status,
+        }
+        return await self._apply(resource.path(meta["namespace"], meta["name"]) + "/status", body, FIELD_MANAGER)
+
+    async def seed_replicas(self, resource: Resource, service: Object, count: int) -> Object:
+        """Write spec.replicas once, as a manager of its own, so that a later owner takes it over without a conflict."""
+        meta = service["metadata"]
+        API_WRITES.labels(resource.kind, "seed").inc()
+        body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "spec": {"replicas": count}}
+        query = {"fieldManager": FIELD_MANAGER + "-seed"}
+        path = resource.path(meta["namespace"], meta["name"])
+        return await self.request("PATCH", path, body, query=query, content_type="application/merge-patch+json")
+
+    async def replace_template(self, resource: Resource, live: Object, template_spec: Object) -> Object:
+        """Put a pod template's spec in place of the live one, which removes what others added to it."""
+        meta = live["metadata"]
+        API_WRITES.labels(resource.kind, "patch").inc()
+        patch = [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": meta["resourceVersion"]},
+            {"op": "replace", "path": "/spec/template/spec", "value": template_spec},
+        ]
+        path = resource.path(meta["namespace"], meta["name"])
+        query = {"fieldManager": FIELD_MANAGER}
+        return await self.request("PATCH", path, patch, query=query, content_type="application/json-patch+json")
+
+    async def delete(self, resource: Resource, live: Object) -> None:
+        """Delete this very object, its dependents in the background; gone already is fine."""
+        meta = live["metadata"]
+        API_WRITES.labels(resource.kind, "delete").inc()
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": meta["uid"]},
+        }
+        try:
+            await self.request("DELETE", resource.path(meta["namespace"], meta["name"]), body)
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
+
+    async def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
+        API_WRITES.labels(resource.kind, "create").inc()
+        return await self.request("POST", resource.path(namespace), body)
+
+
+@asynccontextmanager
+async def connect(account_folder: Path) -> AsyncIterator[Client]:
+    """A client with the pod's service account where its token lies, else with KUBECONFIG; raises ApiError."""
+    token = account_folder / "token"
+    configuration = kubernetes_client.Configuration()
+    if token.exists():
+        configuration.host = in_cluster_address()
+        configuration.ssl_ca_cert = str(account_folder / "ca.crt")
+    else:
+        try:
+            await kubernetes_config.load_kube_config(client_configuration=configuration)
+        except kubernetes_config.ConfigException as error:
+            raise ApiError(
+                0, "NoCredentials", f"no service account at {account_folder} and no usable kubeconfig: {error}"
+            ) from error
+    api = kubernetes_client.ApiClient(configuration)
+    try:
+        yield Client(api, token if token.exists() else None)
+    finally:
+        await api.close()
+
+
+def in_cluster_address() -> str:
+    """Address of the API server as pods find it; raises ApiError."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT")
+    if not host or not port:
+        raise ApiError(0, "NoAddress", "KUBERNETES_SERVICE_HOST and _PORT are not set; run in a pod or with KUBECONFIG")
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"

@@ -1,0 +1,1 @@
+"""Queue, indexes and the reconcile loop."""

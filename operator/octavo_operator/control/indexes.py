@@ -1,0 +1,133 @@
+"""Objects of the cluster in memory, and which services a change concerns. Holds what the watches and writes brought."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from octavo_operator.cluster.resources import NODES, SERVICES, Resource
+from octavo_operator.plan.server_contract import SERVICE_LABEL
+
+Object = dict[str, Any]
+Key = tuple[str, str]
+"""Namespace and name of an InferenceService."""
+
+
+def _version(item: Object) -> int:
+    # Opaque by contract of old; ordered by contract since Kubernetes 1.35.
+    return int(item["metadata"].get("resourceVersion") or 0)
+
+
+def _trimmed(resource: Resource, item: Object) -> Object:
+    metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
+    return {**item, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
+
+
+def node_matters(item: Object) -> tuple[Any, ...]:
+    """The part of a Node that plans read; heartbeats change none of it."""
+    spec, status = item.get("spec", {}), item.get("status", {})
+    ready = [c.get("status") for c in status.get("conditions") or () if c.get("type") == "Ready"]
+    return (
+        item["metadata"].get("labels"),
+        spec.get("taints"),
+        spec.get("unschedulable"),
+        status.get("allocatable"),
+        ready,
+    )
+
+
+class Indexes:
+    """All watched objects by kind, namespace and name; owned objects and pods also by their service."""
+
+    def __init__(self) -> None:
+        self._items: dict[str, dict[Key, Object]] = defaultdict(dict)
+        self._by_service: dict[Key, dict[tuple[str, str], Object]] = defaultdict(dict)
+
+    def store(self, resource: Resource, item: Object) -> set[Key]:
+        """Keep an object unless a newer state of it is known; returns the services to reconcile."""
+        item = _trimmed(resource, item)
+        key = _key(item)
+        known = self._items[resource.kind].get(key)
+        if (
+            known is not None
+            and _version(known) >= _version(item)
+            and known["metadata"]["uid"] == item["metadata"]["uid"]
+        ):
+            return set()
+        self._items[resource.kind][key] = item
+        service = _service_of(item)
+        if service is not None:
+            self._by_service[service][(resource.kind, key[1])] = item
+        if resource is NODES and known is not None and node_matters(known) == node_matters(item):
+            return set()
+        return self._concerned(resource, item)
+
+    def remove(self, resource: Resource, item: Object) -> set[Key]:
+        """Forget an object that was deleted; a newer one of the same name stays."""
+        key = _key(item)
+        known = self._items[resource.kind].get(key)
+        if known is None or known["metadata"]["uid"] != item["metadata"]["uid"]:
+            return set()
+        del self._items[resource.kind][key]
+        service = _service_of(known)
+        if service is not None:
+            self._by_service[service].pop((resource.kind, key[1]), None)
+            if not self._by_service[service]:
+                del self._by_service[service]
+        return self._concerned(resource, known)
+
+    def replace(self, resource: Resource, items: Iterable[Object], namespace: str | None) -> set[Key]:
+        """Take a complete list of a kind: what is not in it is gone. Returns the services to reconcile."""
+        items = list(items)
+        listed = {_key(item) for item in items}
+        concerned: set[Key] = set()
+        for key, known in list(self._items[resource.kind].items()):
+            if key not in listed and namespace in (None, key[0]):
+                concerned |= self.remove(resource, known)
+        for item in items:
+            concerned |= self.store(resource, item)
+        return concerned
+
+    def _concerned(self, resource: Resource, item: Object) -> set[Key]:
+        if resource is SERVICES:
+            return {_key(item)}
+        service = _service_of(item)
+        if service is not None:
+            return {service}
+        if resource is NODES:
+            return set(self._items[SERVICES.kind])
+        if resource.kind == "PersistentVolumeClaim":
+            return {key for key in self._items[SERVICES.kind] if key[0] == item["metadata"].get("namespace")}
+        return set()
+
+    def service(self, key: Key) -> Object | None:
+        return self._items[SERVICES.kind].get(key)
+
+    def services(self) -> list[Key]:
+        return list(self._items[SERVICES.kind])
+
+    def all(self, kind: str, namespace: str | None = None) -> list[Object]:
+        return [item for key, item in self._items[kind].items() if namespace in (None, key[0])]
+
+    def owned(self, key: Key, uid: str) -> list[Object]:
+        """Objects whose controlling owner is the service with this UID."""
+        return [
+            item
+            for (kind, _), item in self._by_service.get(key, {}).items()
+            if kind != "Pod"
+            and any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences") or ())
+            and not item["metadata"].get("deletionTimestamp")
+        ]
+
+    def pods(self, key: Key) -> list[Object]:
+        return [item for (kind, _), item in self._by_service.get(key, {}).items() if kind == "Pod"]
+
+
+def _key(item: Object) -> Key:
+    return item["metadata"].get("namespace", ""), item["metadata"]["name"]
+
+
+def _service_of(item: Object) -> Key | None:
+    name = (item["metadata"].get("labels") or {}).get(SERVICE_LABEL)
+    return (item["metadata"].get("namespace", ""), name) if name else None

@@ -1,0 +1,45 @@
+"""`octavo-operator explain SERVICE`: what the operator would do for a service now, and why. Only reads."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+from .cluster.client import connect
+from .control.indexes import Indexes
+from .control.loop import fill, plan_settings
+from .control.reconcile import Reconciler
+from .plan import difference, plan
+from .settings import Settings, SettingsError
+
+
+async def explain(settings: Settings, namespace: str, name: str) -> str:
+    """A text for people. Raises SettingsError when there is no such service, ApiError."""
+    began = time.monotonic()
+    async with connect(settings.account_folder) as client:
+        indexes = Indexes()
+        await fill(client, indexes, settings)
+        reconciler = Reconciler(client, indexes, plan_settings(settings), lambda: datetime.now(UTC))
+        facts = reconciler.facts((namespace, name))
+        if facts is None:
+            known = ", ".join("/".join(key) for key in sorted(indexes.services())) or "none"
+            raise SettingsError(f"no InferenceService {namespace}/{name}; there are: {known}")
+    wanted = plan(facts)
+    lines = [f"InferenceService {namespace}/{name}", "", "Conditions"]
+    lines += [
+        f"  {item['type']:<18} {item['status']:<8} {item['reason']}: {item['message']}"
+        for item in wanted.status["conditions"]
+    ]
+    lines += ["", "Node types"]
+    for item in wanted.status.get("nodeTypes") or ():
+        lines.append(
+            f"  {item['name']}: {item.get('replicas', 0)} replicas, image {item.get('image')},"
+            f" block size {item.get('blockSize')} ({item.get('blockSizeReason')})"
+        )
+    lines += ["", "Objects"]
+    for manifest in wanted.objects:
+        live = facts.owned_of(manifest["kind"]).get(manifest["metadata"]["name"])
+        state = difference(manifest, live) or "as it should be"
+        lines.append(f"  {manifest['kind']} {manifest['metadata']['name']}: {state}")
+    lines.append(f"\nread and planned in {time.monotonic() - began:.2f} s")
+    return "\n".join(lines)

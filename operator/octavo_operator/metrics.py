@@ -1,0 +1,23 @@
+"""What the operator tells of itself."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+REGISTRY = CollectorRegistry()
+RECONCILE_SECONDS = Histogram("octavo_operator_reconcile_seconds", "Duration of one reconciliation", registry=REGISTRY)
+RECONCILE_ERRORS = Counter(
+    "octavo_operator_reconcile_errors", "Reconciliations that failed, by reason", ["reason"], registry=REGISTRY
+)
+QUEUE_DEPTH = Gauge("octavo_operator_queue_depth", "Services that wait for a worker", registry=REGISTRY)
+QUEUE_AGE_SECONDS = Gauge(
+    "octavo_operator_queue_oldest_seconds", "How long the oldest waiting service has waited", registry=REGISTRY
+)
+API_WRITES = Counter("octavo_operator_api_writes", "Writes to the API server", ["kind", "verb"], registry=REGISTRY)
+SERVICES_BY_STATE = Gauge(
+    "octavo_operator_services",
+    "InferenceServices by whether their node types are resolved",
+    ["resolved"],
+    registry=REGISTRY,
+)
+LEADER = Gauge("octavo_operator_leader", "1 while this process holds the Lease", registry=REGISTRY)

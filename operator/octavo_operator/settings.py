@@ -1,0 +1,68 @@
+"""Settings of the operator process, from flags and the pod's own environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from .plan import CatalogueImage
+
+DEFAULT_ACCOUNT_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+class SettingsError(ValueError):
+    """A setting that a person must correct; its text names setting, value and way out."""
+
+
+@dataclass(frozen=True)
+class LeaseSettings:
+    """Timing of leadership; the process ends when it could not renew for `renew_deadline_seconds`."""
+
+    name: str = "octavo-operator"
+    namespace: str = "octavo-system"
+    identity: str = "octavo-operator"
+    duration_seconds: float = 15.0
+    renew_deadline_seconds: float = 10.0
+    retry_seconds: float = 2.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that `octavo-operator run` needs."""
+
+    lease: LeaseSettings
+    images: tuple[CatalogueImage, ...] = ()
+    namespaces: tuple[str, ...] = ()
+    """Namespaces to watch; empty = all."""
+    nodes_access: bool = True
+    monitoring_namespace: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8080
+    workers: int = 4
+    resync_seconds: float = 300.0
+    account_folder: Path = Path(DEFAULT_ACCOUNT_FOLDER)
+
+
+def read_catalogue(path: Path) -> tuple[CatalogueImage, ...]:
+    """The images of the server from the chart's file; raises SettingsError."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise SettingsError(
+            f"--catalogue {path}: can't be read as YAML ({error}); give the chart's images.yaml"
+        ) from error
+    entries = content.get("images") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise SettingsError(f"--catalogue {path}: holds no list `images`; give at least one image (name, image, cuda)")
+    try:
+        return tuple(CatalogueImage.parse(entry) for entry in entries)
+    except ValueError as error:
+        raise SettingsError(f"--catalogue {path}: {error}") from error
+
+
+def account_folder(environment: Mapping[str, str]) -> Path:
+    """Where this pod's service-account files lie."""
+    return Path(environment.get("OCTAVO_SERVICEACCOUNT_DIR", DEFAULT_ACCOUNT_FOLDER))
