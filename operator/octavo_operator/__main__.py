@@ -92,7 +92,6 @@ def _act(flags: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 ended as asked, 1 failed, 2 refused for a reason that a person must mend."""
     from .cluster.client import ApiError
-    from .cluster.lease import LeaseLost
 
     flags = _parser().parse_args(arguments)
     try:
@@ -100,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         print(f"octavo-operator: {error}", file=sys.stderr)
         return REFUSED
-    except (ApiError, LeaseLost) as error:
+    except ApiError as error:
         print(f"octavo-operator: {error}", file=sys.stderr)
         return FAILED
     return 0

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from .cluster.client import connect
 from .control.indexes import Indexes
-from .control.loop import fill, plan_settings
+from .control.listing import fill
+from .control.loop import plan_settings
 from .control.reconcile import Reconciler
 from .plan import difference, plan
 from .settings import Settings, SettingsError

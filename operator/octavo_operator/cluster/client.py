@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class Client:
     def __init__(self, api: Any, token_file: Path | None = None) -> None:
         self._api = api
         self._token_file = token_file
+        self.may_write: Callable[[], bool] = lambda: True
+        """Asked before each write of objects; the leader's fence."""
 
     async def request(
         self,
@@ -88,53 +90,72 @@ class Client:
                 return found
             query["continue"] = token
 
+    async def _write(
+        self,
+        verb: str,
+        resource: Resource,
+        path: str,
+        body: Any,
+        *,
+        manager: str = FIELD_MANAGER,
+        content_type: str = "application/apply-patch+yaml",
+    ) -> Object:
+        if not self.may_write():
+            raise ApiError(0, "NotLeading", f"{verb} {path}: leadership is no longer proven; nothing is written")
+        API_WRITES.labels(resource.kind, verb).inc()
+        query = {"fieldManager": manager}
+        if content_type == "application/apply-patch+yaml":
+            query["force"] = "true"
+        return await self.request("PATCH", path, body, query=query, content_type=content_type)
+
     async def apply(self, resource: Resource, manifest: Object) -> Object:
         """Server-side apply as the operator's field manager."""
         meta = manifest["metadata"]
-        API_WRITES.labels(resource.kind, "apply").inc()
-        path = resource.path(meta.get("namespace"), meta["name"])
-        return await self._apply(path, manifest, FIELD_MANAGER)
-
-    async def _apply(self, path: str, body: Object, manager: str) -> Object:
-        query = {"fieldManager": manager, "force": "true"}
-        return await self.request("PATCH", path, body, query=query, content_type="application/apply-patch+yaml")
+        return await self._write("apply", resource, resource.path(meta.get("namespace"), meta["name"]), manifest)
 
     async def apply_status(self, resource: Resource, service: Object, status: Object) -> Object:
-        """Write the whole status of an object."""
+        """Write the whole status of this very object."""
         meta = service["metadata"]
-        API_WRITES.labels(resource.kind, "status").inc()
         body = {
             "apiVersion": resource.api_version,
             "kind": resource.kind,
             "metadata": {"name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
             "status": status,
         }
-        return await self._apply(resource.path(meta["namespace"], meta["name"]) + "/status", body, FIELD_MANAGER)
+        path = resource.path(meta["namespace"], meta["name"]) + "/status"
+        return await self._write("status", resource, path, body)
 
     async def seed_replicas(self, resource: Resource, service: Object, count: int) -> Object:
         """Write spec.replicas once, as a manager of its own, so that a later owner takes it over without a conflict."""
         meta = service["metadata"]
-        API_WRITES.labels(resource.kind, "seed").inc()
         body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "spec": {"replicas": count}}
-        query = {"fieldManager": FIELD_MANAGER + "-seed"}
         path = resource.path(meta["namespace"], meta["name"])
-        return await self.request("PATCH", path, body, query=query, content_type="application/merge-patch+json")
+        return await self._write(
+            "seed", resource, path, body, manager=FIELD_MANAGER + "-seed", content_type="application/merge-patch+json"
+        )
 
     async def replace_template(self, resource: Resource, live: Object, template_spec: Object) -> Object:
         """Put a pod template's spec in place of the live one, which removes what others added to it."""
         meta = live["metadata"]
-        API_WRITES.labels(resource.kind, "patch").inc()
         patch = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": meta["resourceVersion"]},
             {"op": "replace", "path": "/spec/template/spec", "value": template_spec},
         ]
         path = resource.path(meta["namespace"], meta["name"])
-        query = {"fieldManager": FIELD_MANAGER}
-        return await self.request("PATCH", path, patch, query=query, content_type="application/json-patch+json")
+        try:
+            return await self._write("patch", resource, path, patch, content_type="application/json-patch+json")
+        except ApiError as error:
+            # A test that fails is answered like an invalid object; here it means that the object has moved on.
+            if error.code == 422 and "testing" in error.message.lower():
+                raise ApiError(409, "Conflict", error.message) from error
+            raise
 
     async def delete(self, resource: Resource, live: Object) -> None:
         """Delete this very object, its dependents in the background; gone already is fine."""
         meta = live["metadata"]
+        path = resource.path(meta["namespace"], meta["name"])
+        if not self.may_write():
+            raise ApiError(0, "NotLeading", f"delete {path}: leadership is no longer proven; nothing is written")
         API_WRITES.labels(resource.kind, "delete").inc()
         body = {
             "apiVersion": "v1",
@@ -143,14 +164,15 @@ class Client:
             "preconditions": {"uid": meta["uid"]},
         }
         try:
-            await self.request("DELETE", resource.path(meta["namespace"], meta["name"]), body)
+            await self.request("DELETE", path, body)
         except ApiError as error:
             if error.code not in (404, 409):
                 raise
 
-    async def create(self, resource: Resource, namespace: str | None, body: Object) -> Object:
-        API_WRITES.labels(resource.kind, "create").inc()
-        return await self.request("POST", resource.path(namespace), body)
+    async def record(self, resource: Resource, event: Object) -> Object:
+        """Create an Event, or count it up: its name stands for what it says, so that a repeated one is one object."""
+        meta = event["metadata"]
+        return await self._write("event", resource, resource.path(meta["namespace"], meta["name"]), event)
 
 
 @asynccontextmanager

@@ -28,6 +28,18 @@ class Leadership:
     ) -> None:
         self._client, self._settings, self._clock, self._now = client, settings, clock, now
         self._seen: tuple[str, float] = ("", 0.0)
+        self._renewed: float | None = None
+
+    def proven(self) -> bool:
+        """Whether this process may still act as the leader: its last renewal is young enough."""
+        return self._renewed is not None and self._clock() - self._renewed < self._settings.renew_deadline_seconds
+
+    async def _held_now(self) -> bool:
+        # Counted from before the request: the Lease can't have been renewed earlier than that.
+        asked = self._clock()
+        held = await self.try_hold()
+        self._renewed = asked if held else None
+        return held
 
     def _spec(self, before: dict[str, Any] | None) -> dict[str, Any]:
         now = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -76,7 +88,7 @@ class Leadership:
         told = False
         while True:
             try:
-                if await self.try_hold():
+                if await self._held_now():
                     return
                 if not told:
                     log.info("another operator holds the Lease %s; standing by", self._settings.name)
@@ -87,25 +99,27 @@ class Leadership:
 
     async def keep(self) -> None:
         """Renew for ever; raises LeaseLost."""
-        renewed = self._clock()
         while True:
             await asyncio.sleep(self._settings.retry_seconds)
+            renewed = self._renewed
+            assert renewed is not None, "keep follows acquire"
             try:
                 left = self._settings.renew_deadline_seconds - (self._clock() - renewed)
                 async with asyncio.timeout(max(0.0, left)):
-                    held = await self.try_hold()
+                    held = await self._held_now()
             except (ApiError, TimeoutError) as error:
-                held = None
                 log.warning("the Lease was not renewed: %s", error or "no answer in time")
-            if held is False:
+                if self._clock() - renewed >= self._settings.renew_deadline_seconds:
+                    raise LeaseLost(
+                        f"the Lease was not renewed for {self._settings.renew_deadline_seconds:.0f} s"
+                    ) from error
+                continue
+            if not held:
                 raise LeaseLost("another operator has taken the Lease")
-            if held:
-                renewed = self._clock()
-            elif self._clock() - renewed >= self._settings.renew_deadline_seconds:
-                raise LeaseLost(f"the Lease was not renewed for {self._settings.renew_deadline_seconds:.0f} s")
 
     async def release(self) -> None:
         """Let a successor take the Lease at once."""
+        self._renewed = None
         path = LEASES.path(self._settings.namespace, self._settings.name)
         try:
             lease = await self._client.request("GET", path, timeout_seconds=2)

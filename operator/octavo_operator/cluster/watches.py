@@ -1,54 +1,90 @@
 """Watches by kopf: it follows the API server and tells every change. Nothing else of its handler model is used, so it
-leaves no finalizer and no annotation on users' objects."""
+leaves no finalizer and no annotation on users' objects.
+
+kopf runs in a thread with an event loop of its own. It takes over the signals and, at its end, cancels every task of
+the loop it runs in; apart from the operator's loop it can do neither, and it can be started again when it fails.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
-from collections.abc import Callable
+import random
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kopf
 
+from octavo_operator.plan.server_contract import FIELD_MANAGER
 from octavo_operator.settings import Settings
 
 from .client import in_cluster_address
 from .resources import Resource, watched
 
-Changed = Callable[[Resource, dict[str, Any], bool], None]
-"""Called with the kind, the object and whether it was deleted."""
+log = logging.getLogger("octavo.watches")
+Changed = Callable[[Resource, dict[str, Any], str | None], None]
+"""Called with the kind, the object and ADDED, MODIFIED, DELETED, or None for an object of a fresh list."""
+LONGEST_RETRY_SECONDS = 5.0
+_JOIN_SECONDS = 3.0
+
+
+class _Backoffs:
+    """Waits of kopf's requests, without end: an API server that is away for long ends no watch."""
+
+    def __iter__(self) -> Iterator[float]:
+        wait = 0.25
+        while True:
+            yield wait * (0.5 + random.random() / 2)
+            wait = min(LONGEST_RETRY_SECONDS, wait * 2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Connection(kopf.ConnectionInfo):
+    """kopf's connection under the operator's own name."""
+
+    def as_http_headers(self) -> dict[str, str]:
+        return {**super().as_http_headers(), "User-Agent": FIELD_MANAGER}
 
 
 def _registry(settings: Settings, changed: Changed) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=registry)
-    def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
         settings.posting.enabled = False
-        # The kinds are known and the start gate has seen them, so that no right to list CRDs is needed.
+        # The kinds are known and have been listed before, so that no right to list CRDs is needed.
         settings.scanning.disabled = True
         settings.watching.server_timeout = 300
         settings.watching.connect_timeout = 10
+        settings.watching.chunk_size = 500
         settings.networking.request_timeout = 30
-        settings.process.ultimate_exiting_timeout = 10
+        settings.networking.error_backoffs = _Backoffs()
+        settings.queueing.idle_timeout = 1.0
+        settings.process.ultimate_exiting_timeout = None
 
     @kopf.on.login(registry=registry)
-    def login(**arguments: Any) -> kopf.ConnectionInfo | None:
+    async def login(**arguments: Any) -> kopf.ConnectionInfo | None:
         token = settings.account_folder / "token"
-        if not token.exists():
-            return kopf.login_with_kubeconfig(**arguments)
-        return kopf.ConnectionInfo(
-            server=in_cluster_address(),
-            ca_path=str(settings.account_folder / "ca.crt"),
-            scheme="Bearer",
-            token=token.read_text().strip(),
-        )
+        if token.exists():
+            return _Connection(
+                server=in_cluster_address(),
+                ca_path=str(settings.account_folder / "ca.crt"),
+                scheme="Bearer",
+                token=token.read_text().strip(),
+            )
+        found = kopf.login_with_kubeconfig(**arguments)
+        if found is None:
+            return None
+        return _Connection(**{item.name: getattr(found, item.name) for item in dataclasses.fields(found)})
 
     def follow(resource: Resource) -> None:
         names = (resource.group, resource.version, resource.plural) if resource.group else ("v1", resource.plural)
 
         async def told(event: Any, **_: Any) -> None:
-            changed(resource, dict(event["object"]), event["type"] == "DELETED")
+            changed(resource, dict(event["object"]), event["type"])
 
         kopf.on.event(*names, registry=registry, id=f"watch-{resource.plural}")(told)
 
@@ -57,13 +93,68 @@ def _registry(settings: Settings, changed: Changed) -> kopf.OperatorRegistry:
     return registry
 
 
-async def watch(settings: Settings, changed: Changed, ready: asyncio.Event) -> None:
-    """Follow all watched kinds until the process is told to stop; returns then."""
-    logging.getLogger("kopf").setLevel(logging.WARNING)
-    await kopf.operator(
-        registry=_registry(settings, changed),
-        clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces,
-        standalone=True,
-        ready_flag=ready,
-    )
+def _quiet(record: logging.LogRecord) -> bool:
+    return "OS signals are ignored" not in record.getMessage()
+
+
+class Watches:
+    """The thread in which kopf follows all watched kinds; `changed` is called in the loop that made this object."""
+
+    def __init__(self, settings: Settings, changed: Changed) -> None:
+        self._settings = settings
+        self._owner = asyncio.get_running_loop()
+        self._changed = changed
+        self._stopped = threading.Event()
+        self._ended = asyncio.Event()
+        self._end: Callable[[], object] | None = None
+        self._thread = threading.Thread(target=self._work, name="watches", daemon=True)
+
+    def _pass_on(self, resource: Resource, item: dict[str, Any], event: str | None) -> None:
+        if not self._stopped.is_set():
+            self._owner.call_soon_threadsafe(self._changed, resource, item, event)
+
+    async def _follow(self) -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._end = lambda: loop.call_soon_threadsafe(stop.set)
+        if self._stopped.is_set():
+            return
+        await kopf.operator(
+            registry=_registry(self._settings, self._pass_on),
+            clusterwide=not self._settings.namespaces,
+            namespaces=self._settings.namespaces,
+            standalone=True,
+            stop_flag=stop,
+        )
+
+    def _work(self) -> None:
+        try:
+            self._follow_again_and_again()
+        finally:
+            with contextlib.suppress(RuntimeError):  # The owner's loop may have closed.
+                self._owner.call_soon_threadsafe(self._ended.set)
+
+    def _follow_again_and_again(self) -> None:
+        for name in ("kopf", "kopf.objects"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger("kopf._core.reactor.running").addFilter(_quiet)
+        for wait in _Backoffs():
+            try:
+                asyncio.run(self._follow())
+            except Exception:
+                log.exception("the watches ended")
+            if self._stopped.wait(wait):
+                return
+            log.warning("the watches are started again")
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        self._thread.start()
+        try:
+            await self._ended.wait()
+            raise RuntimeError("the watches' thread ended by itself; its reason stands in the log above")
+        finally:
+            self._stopped.set()
+            if self._end is not None:
+                with contextlib.suppress(RuntimeError):  # Its loop has ended already.
+                    self._end()
+            await asyncio.to_thread(self._thread.join, _JOIN_SECONDS)

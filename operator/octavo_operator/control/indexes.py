@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from octavo_operator.cluster.resources import NODES, SERVICES, Resource
+from octavo_operator.cluster.resources import NODES, PODS, SERVICES, Resource
 from octavo_operator.plan.server_contract import SERVICE_LABEL
 
 Object = dict[str, Any]
@@ -19,9 +19,27 @@ def _version(item: Object) -> int:
     return int(item["metadata"].get("resourceVersion") or 0)
 
 
+_NEIGHBOUR_FIELDS = ("nodeName", "containers", "initContainers", "overhead", "resources")
+
+
 def _trimmed(resource: Resource, item: Object) -> Object:
+    """Without what no plan reads; of other people's pods only what they take from a node is kept."""
     metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
-    return {**item, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
+    kept = {**item, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
+    if resource is NODES:
+        kept["status"] = {key: value for key, value in item.get("status", {}).items() if key != "images"}
+    if resource is PODS and _service_of(item) is None:
+        spec = {key: value for key, value in item.get("spec", {}).items() if key in _NEIGHBOUR_FIELDS}
+        for key in ("containers", "initContainers"):
+            if spec.get(key):
+                spec[key] = [{part: each.get(part) for part in ("name", "resources")} for each in spec[key]]
+        kept["spec"], kept["status"] = spec, {"phase": item.get("status", {}).get("phase")}
+        kept["metadata"] = {
+            key: metadata[key]
+            for key in ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
+            if key in metadata
+        }
+    return kept
 
 
 def node_matters(item: Object) -> tuple[Any, ...]:
@@ -55,13 +73,26 @@ class Indexes:
             and known["metadata"]["uid"] == item["metadata"]["uid"]
         ):
             return set()
+        before: set[Key] = set()
+        if known is not None:
+            former = self._unlink(resource, known)
+            # An object whose label was changed or taken away concerns the service that it leaves, too.
+            before = {former} if former is not None else set()
         self._items[resource.kind][key] = item
         service = _service_of(item)
         if service is not None:
             self._by_service[service][(resource.kind, key[1])] = item
         if resource is NODES and known is not None and node_matters(known) == node_matters(item):
             return set()
-        return self._concerned(resource, item)
+        return before | self._concerned(resource, item)
+
+    def _unlink(self, resource: Resource, known: Object) -> Key | None:
+        service = _service_of(known)
+        if service is not None:
+            self._by_service[service].pop((resource.kind, known["metadata"]["name"]), None)
+            if not self._by_service[service]:
+                del self._by_service[service]
+        return service
 
     def remove(self, resource: Resource, item: Object) -> set[Key]:
         """Forget an object that was deleted; a newer one of the same name stays."""
@@ -70,11 +101,7 @@ class Indexes:
         if known is None or known["metadata"]["uid"] != item["metadata"]["uid"]:
             return set()
         del self._items[resource.kind][key]
-        service = _service_of(known)
-        if service is not None:
-            self._by_service[service].pop((resource.kind, key[1]), None)
-            if not self._by_service[service]:
-                del self._by_service[service]
+        self._unlink(resource, known)
         return self._concerned(resource, known)
 
     def replace(self, resource: Resource, items: Iterable[Object], namespace: str | None) -> set[Key]:

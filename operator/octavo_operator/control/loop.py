@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
+import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 from octavo_operator import metrics
-from octavo_operator.cluster.client import ApiError, Client, Object, connect
+from octavo_operator.cluster.client import ApiError, Client, connect
 from octavo_operator.cluster.gate import missing_rights
-from octavo_operator.cluster.lease import Leadership
+from octavo_operator.cluster.lease import Leadership, LeaseLost
 from octavo_operator.cluster.resources import SERVICES, Resource, watched
-from octavo_operator.cluster.watches import watch
+from octavo_operator.cluster.watches import Watches
 from octavo_operator.plan import PlanSettings
 from octavo_operator.settings import Settings, SettingsError
 
 from .health import Health, serve
 from .indexes import Indexes, Key
+from .listing import Relister, first_fill
 from .queue import WorkQueue
 from .reconcile import Reconciler
 
@@ -30,15 +36,6 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-async def fill(client: Client, indexes: Indexes, settings: Settings) -> set[Key]:
-    """List every watched kind into the indexes; returns the services whose facts changed. Raises ApiError."""
-    concerned: set[Key] = set()
-    for resource in watched(settings.nodes_access):
-        for namespace in settings.namespaces if resource.namespaced and settings.namespaces else (None,):
-            concerned |= indexes.replace(resource, await client.list(resource, namespace), namespace)
-    return concerned
-
-
 def plan_settings(settings: Settings) -> PlanSettings:
     """The part of the settings that reaches plans."""
     return PlanSettings(settings.lease.namespace, settings.monitoring_namespace, settings.images)
@@ -46,28 +43,21 @@ def plan_settings(settings: Settings) -> PlanSettings:
 
 async def _pass_gate(client: Client, settings: Settings) -> None:
     missing: list[str] = []
-    for _ in range(GATE_TRIES):
+    tries = 0
+    while tries < GATE_TRIES:
         try:
             missing = await missing_rights(client, settings)
         except ApiError as error:
+            if error.code == 401:
+                raise
             log.warning("rights can't be asked for yet: %s", error)
-            missing = [str(error)]
-        if not missing:
-            return
+        else:
+            if not missing:
+                return
+            tries += 1
         # Rules that were created a moment ago reach the API server's authoriser a little later.
         await asyncio.sleep(RETRY_SECONDS)
     raise SettingsError("the operator's account lacks rights; grant these (the chart does): " + "; ".join(missing))
-
-
-async def _first_fill(client: Client, indexes: Indexes, settings: Settings) -> None:
-    while True:
-        try:
-            await fill(client, indexes, settings)
-            return
-        except ApiError as error:
-            hint = "; are the CRDs installed (kubectl apply -k crds/)?" if error.code == 404 else ""
-            log.warning("the cluster's objects can't be listed yet: %s%s", error, hint)
-            await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _work(queue: WorkQueue[Key], reconciler: Reconciler) -> None:
@@ -82,26 +72,13 @@ async def _work(queue: WorkQueue[Key], reconciler: Reconciler) -> None:
         except ApiError as error:
             metrics.RECONCILE_ERRORS.labels(error.reason).inc()
             log.warning("%s/%s: %s; again in %.1f s", *key, error, queue.retry(key))
-        except Exception:
+        except Exception as error:
             # A fault of ours in one service must not hide the others.
-            metrics.RECONCILE_ERRORS.labels("Internal").inc()
+            metrics.RECONCILE_ERRORS.labels("InternalError").inc()
             log.exception("%s/%s: reconciling failed; again in %.1f s", *key, queue.retry(key))
+            await reconciler.tell_fault(key, error)
         finally:
             queue.done(key)
-
-
-async def _resync(client: Client, indexes: Indexes, settings: Settings, queue: WorkQueue[Key]) -> None:
-    """A watch that was cut off may miss a deletion: complete lists put the indexes right."""
-    while True:
-        await asyncio.sleep(settings.resync_seconds)
-        try:
-            for key in await fill(client, indexes, settings):
-                queue.add(key)
-        except ApiError as error:
-            log.warning("the resync was put off: %s", error)
-            continue
-        for key in indexes.services():
-            queue.add(key)
 
 
 async def _gauges(indexes: Indexes, queue: WorkQueue[Key]) -> None:
@@ -118,43 +95,81 @@ async def _gauges(indexes: Indexes, queue: WorkQueue[Key]) -> None:
         await asyncio.sleep(1)
 
 
+async def _keep_leading(leadership: Leadership) -> None:
+    try:
+        await leadership.keep()
+    except LeaseLost as error:
+        # At once and without a farewell: a successor may be at work, and the API server may not answer.
+        log.critical("%s; the process ends, so that no two operators write", error)
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+async def _lead(client: Client, settings: Settings, health: Health, leadership: Leadership) -> None:
+    """Work as the leader until cancelled."""
+    indexes, queue = Indexes(), WorkQueue[Key](time.monotonic)
+    relister = Relister(client, indexes, settings, queue)
+
+    def changed(resource: Resource, item: dict[str, Any], event: str | None) -> None:
+        for key in indexes.remove(resource, item) if event == "DELETED" else indexes.store(resource, item):
+            queue.add(key)
+        if event is None:
+            relister.wish(resource)
+
+    reconciler = Reconciler(client, indexes, plan_settings(settings), _now, queue.add, relister.wish)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_keep_leading(leadership), name="lease")
+        await first_fill(client, indexes, settings)
+        log.info("working: %d InferenceServices, %d nodes", len(indexes.services()), len(indexes.all("Node")))
+        for key in indexes.services():
+            queue.add(key)
+        tasks.create_task(Watches(settings, changed).run(), name="watches")
+        # What went between the first list and the watches' own is found by one more list.
+        for resource in watched(settings.nodes_access):
+            relister.wish(resource)
+        tasks.create_task(relister.run(), name="lists")
+        tasks.create_task(_gauges(indexes, queue), name="gauges")
+        for number in range(settings.workers):
+            tasks.create_task(_work(queue, reconciler), name=f"worker {number}")
+        health.ready, health.state = True, "working"
+
+
+async def _live(client: Client, settings: Settings, health: Health) -> None:
+    await _pass_gate(client, settings)
+    health.ready, health.state = True, "standing by for the Lease"
+    leadership = Leadership(client, settings.lease, time.monotonic, _now)
+    await leadership.acquire()
+    client.may_write = leadership.proven
+    metrics.LEADER.set(1)
+    health.ready, health.state = False, "listing the cluster's objects"
+    try:
+        await _lead(client, settings, health, leadership)
+    finally:
+        health.ready, health.state = False, "stopping"
+        await leadership.release()
+
+
+def _on_signals(tell: Callable[[], object]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, tell)
+
+
 async def run(settings: Settings) -> None:
-    """Work until told to stop. Raises SettingsError, ApiError (no credentials) or LeaseLost."""
-    async with connect(settings.account_folder) as client:
-        health = Health()
-        async with serve(health, settings.host, settings.port):
-            await _pass_gate(client, settings)
-            health.state = "standing by for the Lease"
-            health.ready = True
-            leadership = Leadership(client, settings.lease, time.monotonic, _now)
-            await leadership.acquire()
-            metrics.LEADER.set(1)
-            health.ready, health.state = False, "listing the cluster's objects"
-            indexes = Indexes()
-            queue: WorkQueue[Key] = WorkQueue(time.monotonic)
-            keep = asyncio.create_task(leadership.keep(), name="lease")
-            await _first_fill(client, indexes, settings)
-            for key in indexes.services():
-                queue.add(key)
-            log.info("working: %d InferenceServices, %d nodes", len(indexes.services()), len(indexes.all("Node")))
-
-            def changed(resource: Resource, item: Object, deleted: bool) -> None:
-                for key in indexes.remove(resource, item) if deleted else indexes.store(resource, item):
-                    queue.add(key)
-
-            reconciler = Reconciler(client, indexes, plan_settings(settings), _now)
-            watching = asyncio.create_task(watch(settings, changed, asyncio.Event()), name="watches")
-            tasks = [keep, watching, asyncio.create_task(_gauges(indexes, queue), name="gauges")]
-            tasks += [
-                asyncio.create_task(_work(queue, reconciler), name=f"worker {n}") for n in range(settings.workers)
-            ]
-            tasks.append(asyncio.create_task(_resync(client, indexes, settings, queue), name="resync"))
-            health.ready, health.state = True, "working"
-            done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            health.ready, health.state = False, "stopping"
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-            for task in done:
-                task.result()
-            await leadership.release()
+    """Work until told to stop. Raises SettingsError, or ApiError when there are no usable credentials."""
+    stop = asyncio.Event()
+    _on_signals(stop.set)
+    health = Health()
+    async with connect(settings.account_folder) as client, serve(health, settings.host, settings.port):
+        living = asyncio.create_task(_live(client, settings, health), name="operator")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        await asyncio.wait({living, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            log.info("told to stop")
+        for task in (living, stopping):
+            task.cancel()
+        ended, _ = await asyncio.gather(living, stopping, return_exceptions=True)
+    if isinstance(ended, Exception):
+        raise ended
+    log.info("stopped")

@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from octavo_operator import metrics
 from octavo_operator.cluster.client import ApiError, Client
-from octavo_operator.cluster.resources import BY_KIND, EVENTS, SERVICES
+from octavo_operator.cluster.resources import BY_KIND, SERVICES, Resource
 from octavo_operator.plan import Event, Facts, Plan, PlanSettings, difference, plan
-from octavo_operator.plan.server_contract import FIELD_MANAGER
+from octavo_operator.plan.server_contract import MANIFEST_HASH
 from octavo_operator.status.conditions import Verdict, conditions
 
+from .events import Recorder
 from .indexes import Indexes, Key
 
 log = logging.getLogger("octavo.reconcile")
 Object = dict[str, Any]
-INVALID = (400, 403, 422)
+INVALID = (400, 403, 413, 422)
 """Refusals that trying again does not change."""
+CONTESTED_SECONDS = 60.0
+"""How long a manifest that the cluster does not keep as applied is left alone."""
 
 
 class Reconciler:
     """Brings the cluster to the plan of one service."""
 
-    def __init__(self, client: Client, indexes: Indexes, settings: PlanSettings, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        indexes: Indexes,
+        settings: PlanSettings,
+        now: Callable[[], datetime],
+        ask: Callable[[Key], None] = lambda _key: None,
+        relist: Callable[[Resource], None] = lambda _resource: None,
+    ) -> None:
+        """`ask` queues a service, `relist` wishes for a complete list of a kind."""
         self._client, self._indexes, self._settings, self._now = client, indexes, settings, now
+        self._ask, self._relist = ask, relist
+        self._recorder = Recorder(client)
+        self._contested: dict[tuple[str, str], tuple[str, float]] = {}
 
     def facts(self, key: Key) -> Facts | None:
         """What the indexes hold about the service; None when it is gone or going."""
@@ -68,9 +85,8 @@ class Reconciler:
 
     async def _apply(self, facts: Facts, manifest: Object) -> None:
         resource = BY_KIND[manifest["kind"]]
-        live = facts.owned_of(manifest["kind"]).get(manifest["metadata"]["name"])
-        why = difference(manifest, live)
-        if why is None:
+        why = difference(manifest, facts.owned_of(manifest["kind"]).get(manifest["metadata"]["name"]))
+        if why is None or self._is_contested(manifest):
             return
         log.info("%s %s: applied, since %s", manifest["kind"], _name(manifest), why)
         live = await self._client.apply(resource, manifest)
@@ -79,7 +95,28 @@ class Reconciler:
             # Server-side apply leaves what others added to the template.
             log.info("%s %s: template replaced, since %s", manifest["kind"], _name(manifest), left)
             live = await self._client.replace_template(resource, live, manifest["spec"]["template"]["spec"])
+            left = difference(manifest, live)
         self._keep(live)
+        if left is not None:
+            metrics.RECONCILE_ERRORS.labels("Contested").inc()
+            log.warning(
+                "%s %s: the cluster does not keep what was applied (%s); an admission webhook may change it; next try "
+                "in %.0f s",
+                manifest["kind"],
+                _name(manifest),
+                left,
+                CONTESTED_SECONDS,
+            )
+            self._contested[_mark(manifest)] = (_hash(manifest), time.monotonic() + CONTESTED_SECONDS)
+
+    def _is_contested(self, manifest: Object) -> bool:
+        found = self._contested.get(_mark(manifest))
+        if found is None:
+            return False
+        if found[0] == _hash(manifest) and time.monotonic() < found[1]:
+            return True
+        del self._contested[_mark(manifest)]
+        return False
 
     async def _prune(self, facts: Facts, wanted: Plan) -> None:
         kept = {(item["kind"], item["metadata"]["name"]) for item in wanted.objects}
@@ -97,53 +134,55 @@ class Reconciler:
             self._keep(await self._client.apply_status(SERVICES, facts.service, status))
         except ApiError as error:
             if error.code == 404:
-                return  # deleted in the meantime
+                # Deleted, and nobody told: its kind is listed anew.
+                self._relist(SERVICES)
+                return
             raise
         for event in events:
-            await self._tell(facts, event)
+            await self._recorder.tell(facts.service, event, facts.now)
 
     async def _refused(self, facts: Facts, wanted: Plan, error: ApiError) -> None:
         """The API server will not have an object: say so, and wait for something to change."""
         log.warning("%s: the API server refused an object: %s", _name(facts.service), error)
+        metrics.RECONCILE_ERRORS.labels(error.reason).inc()
         message = f"the API server refused an object of this service: {error.message}"
-        kinds = ("Progressing", "Ready")
-        verdicts = [Verdict(kind, False, error.reason, message[:1024]) for kind in kinds]
+        await self._tell(facts, wanted.status, ("Ready", "Progressing"), error.reason, message)
+
+    async def tell_fault(self, key: Key, error: Exception) -> None:
+        """Show an unexpected error of the operator in the service's conditions."""
+        facts = self.facts(key)
+        if facts is None:
+            return
+        message = f"the operator failed on this service and tries again; {type(error).__name__}: {error}"
+        try:
+            await self._tell(facts, facts.service.get("status") or {}, ("Progressing",), "InternalError", message)
+        except ApiError as second:
+            log.warning("%s: the fault could not be told: %s", _name(facts.service), second)
+
+    async def _tell(self, facts: Facts, status: Object, kinds: tuple[str, ...], reason: str, message: str) -> None:
         generation = int(facts.service["metadata"].get("generation", 0))
         before = (facts.service.get("status") or {}).get("conditions") or ()
+        verdicts = [Verdict(kind, False, reason, message[:1024]) for kind in kinds]
         said = conditions(verdicts, [item for item in before if item["type"] in kinds], generation, facts.now)
-        others = [item for item in wanted.status["conditions"] if item["type"] not in kinds]
-        found = sorted([*others, *said], key=lambda item: str(item["type"]))
-        warning = Event("Warning", error.reason, message[:1024])
-        await self._status(facts, {**wanted.status, "conditions": found}, (warning,))
-
-    async def _tell(self, facts: Facts, event: Event) -> None:
-        meta, now = facts.service["metadata"], facts.now.strftime("%Y-%m-%dT%H:%M:%SZ")
-        body = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"generateName": f"{meta['name']}-", "namespace": meta["namespace"]},
-            "involvedObject": {
-                "apiVersion": SERVICES.api_version,
-                "kind": SERVICES.kind,
-                **{key: meta[key] for key in ("name", "namespace", "uid", "resourceVersion")},
-            },
-            "type": event.type,
-            "reason": event.reason,
-            "message": event.message[:1024],
-            "source": {"component": FIELD_MANAGER},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
-        try:
-            await self._client.create(EVENTS, meta["namespace"], body)
-        except ApiError as error:
-            # An event is a courtesy: the condition holds the fact, so its loss ends nothing.
-            log.warning("%s: the event %s was not recorded: %s", _name(facts.service), event.reason, error)
+        mine = {item["type"]: item for item in said}
+        # Each stays in its place, so that a status that says the same is the same.
+        found = [mine.pop(item["type"], item) for item in status.get("conditions") or ()]
+        warning = Event("Warning", reason, message[:1024])
+        await self._status(facts, {**status, "conditions": [*found, *mine.values()]}, (warning,))
 
     def _keep(self, live: Object) -> None:
-        self._indexes.store(BY_KIND[live["kind"]], live)
+        # The answer may hold what others changed meanwhile, and the watch's older word of it will be dropped.
+        for key in self._indexes.store(BY_KIND[live["kind"]], live):
+            self._ask(key)
 
 
 def _name(item: Object) -> str:
     return f"{item['metadata'].get('namespace')}/{item['metadata']['name']}"
+
+
+def _mark(manifest: Object) -> tuple[str, str]:
+    return manifest["kind"], _name(manifest)
+
+
+def _hash(manifest: Object) -> str:
+    return str((manifest["metadata"].get("annotations") or {}).get(MANIFEST_HASH))

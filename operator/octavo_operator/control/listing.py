@@ -1,0 +1,87 @@
+"""Complete lists: they fill the indexes at first, and afterwards tell what a watch can't – objects that went while
+nobody watched."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable
+
+from octavo_operator.cluster.client import ApiError, Client
+from octavo_operator.cluster.resources import Resource, watched
+from octavo_operator.settings import Settings
+
+from .indexes import Indexes, Key
+from .queue import WorkQueue
+
+log = logging.getLogger("octavo.listing")
+RETRY_SECONDS = 2.0
+GATHER_SECONDS = 1.0
+"""Several wishes within this time become one list."""
+SPREAD_SECONDS = 10.0
+
+
+async def fill(
+    client: Client, indexes: Indexes, settings: Settings, resources: Iterable[Resource] | None = None
+) -> set[Key]:
+    """List kinds (all watched ones) into the indexes; returns the services whose facts changed. Raises ApiError."""
+    concerned: set[Key] = set()
+    for resource in watched(settings.nodes_access) if resources is None else resources:
+        for namespace in settings.namespaces if resource.namespaced and settings.namespaces else (None,):
+            concerned |= indexes.replace(resource, await client.list(resource, namespace), namespace)
+    return concerned
+
+
+async def first_fill(client: Client, indexes: Indexes, settings: Settings) -> None:
+    """Fill the indexes, however long the API server or the CRDs are awaited."""
+    while True:
+        try:
+            await fill(client, indexes, settings)
+            return
+        except ApiError as error:
+            hint = "; are the CRDs installed (kubectl apply -k crds/)?" if error.code == 404 else ""
+            log.warning("the cluster's objects can't be listed yet: %s%s", error, hint)
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+class Relister:
+    """Lists kinds again: on a wish, and all of them from time to time."""
+
+    def __init__(self, client: Client, indexes: Indexes, settings: Settings, queue: WorkQueue[Key]) -> None:
+        self._client, self._indexes, self._settings, self._queue = client, indexes, settings, queue
+        self._wished: set[Resource] = set()
+        self._wake = asyncio.Event()
+
+    def wish(self, resource: Resource) -> None:
+        """A watch of this kind began anew: what was deleted before is told by no event."""
+        self._wished.add(resource)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.resync_seconds):
+                    await self._wake.wait()
+                everything = False
+                await asyncio.sleep(GATHER_SECONDS)
+            except TimeoutError:
+                everything = True
+            self._wake.clear()
+            wished, self._wished = self._wished, set()
+            try:
+                concerned = await fill(self._client, self._indexes, self._settings, None if everything else wished)
+            except ApiError as error:
+                log.warning("the objects could not be listed again yet: %s", error)
+                for resource in wished:
+                    self.wish(resource)
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            for key in concerned:
+                self._queue.add(key)
+            if everything:
+                # Spread, so that a resync of many services is no burst.
+                spread = min(SPREAD_SECONDS, self._settings.resync_seconds / 4)
+                for key in self._indexes.services():
+                    self._queue.add_after(key, random.random() * spread)
