@@ -11,16 +11,41 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NoReturn
 
 from .api.schema import render_crds
 from .settings import LeaseSettings, Settings, SettingsError, account_folder, read_catalogue
 
 REFUSED, FAILED = 2, 1
+PREFIX = "OCTAVO_OPERATOR_"
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"octavo-operator: {message}; see octavo-operator --help", file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+def _add(parser: argparse.ArgumentParser, flag: str, *, what: str, **options: Any) -> None:
+    """A flag whose default comes from the environment, where it is set there."""
+    name = PREFIX + flag.removeprefix("--").replace("-", "_").upper()
+    given = os.environ.get(name)
+    if given is not None:
+        choices = options.get("choices")
+        if choices and given not in choices:
+            parser.error(f"{name}={given}: choose one of {', '.join(choices)}")
+        options["default"] = given
+    shown = "" if options.get("default") in (None, "") else " (default: %(default)s)"
+    parser.add_argument(flag, help=what + shown, **options)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="octavo-operator", description="Turns InferenceServices into running replicas."
+    parser = _Parser(
+        prog="octavo-operator",
+        description="Turns InferenceServices into running replicas.",
+        epilog=f"Each flag is also read from {PREFIX} + its name in upper case (--log-level: {PREFIX}LOG_LEVEL).",
     )
     parser.add_argument("--version", action="version", version=f"octavo-operator {version('octavo-operator')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -31,40 +56,64 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("service", metavar="SERVICE", help="name of the InferenceService")
     explain.add_argument("-n", "--namespace", default="default", help="its namespace (default: default)")
     for command in (run, explain):
-        command.add_argument(
-            "--catalogue", type=Path, metavar="FILE", help="images of the server (YAML, from the chart)"
-        )
-        command.add_argument("--namespaces", default="", metavar="A,B", help="namespaces to watch (default: all)")
-        command.add_argument(
-            "--nodes-access", choices=("Enabled", "Disabled"), default="Enabled", help="whether Nodes may be read"
-        )
-    run.add_argument(
-        "--host", default="127.0.0.1", help="address of /healthz, /readyz, /metrics (default: %(default)s)"
-    )
-    run.add_argument("--port", type=int, default=8080, help="their port (default: %(default)s)")
-    run.add_argument("--workers", type=int, default=4, help="services reconciled at once (default: %(default)s)")
-    run.add_argument("--resync-seconds", type=float, default=300, help="between complete lists (default: %(default)s)")
-    run.add_argument("--monitoring-namespace", metavar="NAMESPACE", help="may reach the metrics of model pods")
-    run.add_argument("--log-level", choices=("Debug", "Info", "Warning", "Error"), default="Info")
+        _add(command, "--catalogue", type=Path, metavar="FILE", what="images of the server (YAML, from the chart)")
+        _add(command, "--namespaces", default="", metavar="A,B", what="namespaces to watch (default: all)")
+        switch = {"choices": ("Enabled", "Disabled"), "default": "Enabled"}
+        _add(command, "--nodes-access", what="whether Nodes may be read", **switch)
+        _add(command, "--monitoring-namespace", metavar="NAME", what="namespace that may reach the pods' metrics")
+    _add(run, "--host", default="127.0.0.1", what="address of /healthz, /readyz and /metrics")
+    _add(run, "--port", type=int, default=8080, what="their port")
+    _add(run, "--workers", type=int, default=4, what="services reconciled at once")
+    _add(run, "--resync-seconds", type=float, default=300.0, what="between complete lists")
+    _add(run, "--lease-seconds", type=float, default=15.0, what="after which a silent leader counts as gone")
+    _add(run, "--lease-renew-seconds", type=float, default=10.0, what="within which the leader must renew, or end")
+    _add(run, "--lease-retry-seconds", type=float, default=2.0, what="between tries to take or renew the Lease")
+    _add(run, "--log-level", choices=("Debug", "Info", "Warning", "Error"), default="Info", what="what is logged")
     commands.add_parser("crds", help="print the CRDs", description="Print the CRDs as YAML.")
     return parser
+
+
+LIMITS = (
+    ("port", 1, 65535),
+    ("workers", 1, 64),
+    ("resync_seconds", 1, 86400),
+    ("lease_seconds", 1, 600),
+    ("lease_renew_seconds", 0.5, 600),
+    ("lease_retry_seconds", 0.1, 600),
+)
+
+
+def _lease(flags: argparse.Namespace) -> LeaseSettings:
+    namespace = os.environ.get("POD_NAMESPACE", "octavo-system")
+    if flags.command != "run":
+        return LeaseSettings(namespace=namespace)
+    lease, renew, retry = flags.lease_seconds, flags.lease_renew_seconds, flags.lease_retry_seconds
+    if not lease > renew > retry:
+        raise SettingsError(
+            f"--lease-seconds {lease:g}, --lease-renew-seconds {renew:g}, --lease-retry-seconds {retry:g}: each must"
+            " be longer than the next"
+        )
+    holder = os.environ.get("POD_NAME") or socket.gethostname()
+    return LeaseSettings(
+        namespace=namespace,
+        identity=f"{holder}_{os.urandom(4).hex()}",
+        duration_seconds=lease,
+        renew_deadline_seconds=renew,
+        retry_seconds=retry,
+    )
 
 
 def _settings(flags: argparse.Namespace) -> Settings:
     if flags.catalogue is None:
         raise SettingsError("--catalogue is missing; give the file with the server's images (the chart mounts one)")
     given = vars(flags)
-    for name, lowest, highest in (("port", 1, 65535), ("workers", 1, 64), ("resync_seconds", 1, 86400)):
+    for name, lowest, highest in LIMITS:
         value = given.get(name)
         if value is not None and not lowest <= value <= highest:
             raise SettingsError(f"--{name.replace('_', '-')} {value}: must lie between {lowest} and {highest}")
-    identity = os.environ.get("POD_NAME") or socket.gethostname()
-    lease = LeaseSettings(
-        namespace=os.environ.get("POD_NAMESPACE", "octavo-system"), identity=f"{identity}_{os.urandom(4).hex()}"
-    )
     names = ("host", "port", "workers", "resync_seconds", "monitoring_namespace")
     return Settings(
-        lease=lease,
+        lease=_lease(flags),
         images=read_catalogue(flags.catalogue),
         namespaces=tuple(filter(None, flags.namespaces.split(","))),
         nodes_access=flags.nodes_access == "Enabled",
