@@ -14,7 +14,6 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
-from kubernetes.aio.client.exceptions import ApiException
 
 from octavo_operator.metrics import API_WRITES
 from octavo_operator.plan.server_contract import FIELD_MANAGER
@@ -32,14 +31,6 @@ class ApiError(Exception):
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(f"{code} {reason}: {message}" if code else message)
         self.code, self.reason, self.message = code, reason, message
-
-
-def _failure(error: ApiException) -> ApiError:
-    try:
-        body = json.loads(error.body or "{}")
-    except ValueError:
-        body = {}
-    return ApiError(int(error.status or 0), str(body.get("reason") or error.reason), str(body.get("message") or error))
 
 
 class Client:
@@ -72,11 +63,17 @@ class Client:
         try:
             async with asyncio.timeout(timeout_seconds):
                 answer = await self._api.call_api(method, url, headers, body, _request_timeout=timeout_seconds)
-                return json.loads(await answer.read() or b"{}")  # type: ignore[no-any-return]
-        except ApiException as error:
-            raise _failure(error) from error
+                text = await answer.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ApiError(0, "Unreachable", f"{method} {path}: {type(error).__name__} {error}") from error
+        try:
+            told = json.loads(text or b"{}")
+        except ValueError:
+            # Proxies and an API server that shuts down answer in plain text.
+            told = {"message": text[:300].decode(errors="replace").strip()}
+        if not 200 <= answer.status <= 299:
+            raise ApiError(answer.status, str(told.get("reason") or answer.reason), str(told.get("message") or ""))
+        return told  # type: ignore[no-any-return]
 
     async def list(self, resource: Resource, namespace: str | None = None) -> list[Object]:
         """All objects of a kind, page by page, each with its kind."""
