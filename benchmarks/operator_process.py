@@ -30,7 +30,7 @@ ACCOUNT = "octavo-operator"
 POLL_SECONDS = 0.1
 CATALOGUE = """images:
   - {name: cpu, image: "octavo/octavo-server:0.1.0-cpu"}
-  - {name: cuda13, image: "octavo/octavo-server:0.1.0-cuda13", cuda: "13.0", computeCapabilities: ["8.0", "9.0"]}
+  - {name: cuda12, image: "octavo/octavo-server:0.1.0-cuda12", cuda: "12.8", computeCapabilities: ["8.9", "9.0"]}
 """
 
 
@@ -60,6 +60,44 @@ def install_rights(cluster: Cluster) -> None:
         cluster, "helm", "upgrade", "--install", "octavo", chart, "-n", NAMESPACE, "--create-namespace",
         "--set", "replicas=0",
     )  # fmt: skip
+
+
+def simulated_nodes(count: int, *, gpus: int = 0) -> list[dict[str, Any]]:
+    """Nodes whose pods kwok pretends to run, with so many L4 each; without, they compute on their CPU."""
+    kind = "l4" if gpus else "cpu"
+    labels = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    resources = {"cpu": "64", "memory": "1Ti", "pods": "250", "ephemeral-storage": "1Ti"}
+    if gpus:
+        resources["nvidia.com/gpu"] = str(gpus)
+        labels |= {
+            "nvidia.com/gpu.present": "true",
+            "nvidia.com/gpu.product": "NVIDIA-L4",
+            "nvidia.com/gpu.family": "ada-lovelace",
+            "nvidia.com/gpu.count": str(gpus),
+            "nvidia.com/gpu.replicas": "1",
+            "nvidia.com/gpu.memory": "23034",
+            "nvidia.com/gpu.compute.major": "8",
+            "nvidia.com/gpu.compute.minor": "9",
+            "nvidia.com/cuda.driver-version.full": "570.172.08",
+            "nvidia.com/cuda.driver-version.major": "570",
+            "nvidia.com/cuda.driver-version.minor": "172",
+            "nvidia.com/cuda.runtime-version.full": "12.8",
+            "nvidia.com/cuda.runtime-version.major": "12",
+            "nvidia.com/cuda.runtime-version.minor": "8",
+        }
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {
+                "name": f"{kind}-{number}",
+                "annotations": {"kwok.x-k8s.io/node": "fake"},
+                "labels": {**labels, "kubernetes.io/hostname": f"{kind}-{number}"},
+            },
+            "status": {"allocatable": resources, "capacity": resources},
+        }
+        for number in range(count)
+    ]
 
 
 def user_of(account: str = ACCOUNT) -> str:
