@@ -72,7 +72,8 @@ def test_kubectl_get_shows_at_a_glance_that_all_is_well(octavo, namespace, examp
 def test_the_operators_pod_runs_under_the_charts_own_account(octavo, example):
     [pod] = octavo.items("pods", "octavo-system", "app.kubernetes.io/name=octavo-operator")
     assert pod["spec"]["serviceAccountName"] == "octavo-operator"
-    assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+    # Other tests kill the operator, so its restarts prove nothing; that it works under these rights does.
+    assert pod["status"]["containerStatuses"][0]["ready"] is True
 
 
 def test_a_changed_spec_makes_exactly_one_rollout_without_a_gap(octavo, namespace, example):
