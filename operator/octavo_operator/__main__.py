@@ -124,7 +124,8 @@ def _settings(flags: argparse.Namespace) -> Settings:
 
 def _act(flags: argparse.Namespace) -> None:
     if flags.command == "crds":
-        print("---\n".join(render_crds().values()), end="")
+        # crds/ holds a kustomization beside them, which is no object of a cluster.
+        print("---\n".join(text for name, text in render_crds().items() if name != "kustomization.yaml"), end="")
         return
     settings = _settings(flags)
     if flags.command == "run":

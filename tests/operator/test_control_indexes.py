@@ -1,0 +1,128 @@
+"""The indexes: the newest state wins, whatever the order of lists, watch events and answers to writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from octavo_operator.cluster.resources import BY_KIND, NODES, PODS, SERVICES
+from octavo_operator.control.indexes import Indexes
+
+DEPLOYMENTS = BY_KIND["Deployment"]
+SERVICE_LABEL = "serving.octavo.dev/service"
+Object = dict[str, Any]
+
+
+def item(name: str, version: int, *, uid: str = "u", service: str | None = None, **body: Any) -> Object:
+    labels = {SERVICE_LABEL: service} if service else {}
+    metadata = {"name": name, "namespace": "n", "uid": uid, "resourceVersion": str(version), "labels": labels}
+    metadata["ownerReferences"] = [{"uid": f"uid-of-{service}"}]
+    return {"metadata": metadata, **body}
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["d1", "d2", "d3"]),
+        st.integers(1, 30),
+        st.sampled_from(["a", "b", None]),
+        st.sampled_from(["u1", "u2"]),
+        st.sampled_from(["store", "store", "store", "remove"]),
+    ),
+    max_size=40,
+)
+
+
+@given(EVENTS)
+def test_look_ups_by_service_equal_a_search_through_all_objects(events):
+    indexes = Indexes()
+    for name, version, service, uid, what in events:
+        changed = item(name, version, uid=uid, service=service)
+        if what == "store":
+            indexes.store(DEPLOYMENTS, changed)
+        else:
+            indexes.remove(DEPLOYMENTS, changed)
+        for key in ("a", "b"):
+            searched = [
+                found["metadata"]["name"]
+                for found in indexes.all("Deployment")
+                if found["metadata"]["labels"].get(SERVICE_LABEL) == key
+            ]
+            owned = [found["metadata"]["name"] for found in indexes.owned(("n", key), f"uid-of-{key}")]
+            assert sorted(owned) == sorted(searched)
+
+
+@given(st.permutations(list(range(1, 8))))
+def test_of_one_object_the_newest_state_is_kept_in_any_order(versions):
+    indexes = Indexes()
+    for version in versions:
+        indexes.store(DEPLOYMENTS, item("d", version, service="a", spec={"at": version}))
+    [found] = indexes.all("Deployment")
+    assert found["spec"] == {"at": 7}
+
+
+def test_a_late_event_asks_for_no_reconciliation_and_a_new_one_does():
+    indexes = Indexes()
+    assert indexes.store(DEPLOYMENTS, item("d", 5, service="a")) == {("n", "a")}
+    assert indexes.store(DEPLOYMENTS, item("d", 4, service="a")) == set()
+    assert indexes.store(DEPLOYMENTS, item("d", 5, service="a")) == set()
+    assert indexes.store(DEPLOYMENTS, item("d", 6, service="a")) == {("n", "a")}
+
+
+def test_an_object_made_anew_under_its_name_replaces_the_old_one_and_outlives_its_deletion():
+    indexes = Indexes()
+    indexes.store(DEPLOYMENTS, item("d", 9, uid="old", service="a"))
+    indexes.store(DEPLOYMENTS, item("d", 12, uid="new", service="a"))
+    assert indexes.remove(DEPLOYMENTS, item("d", 10, uid="old", service="a")) == set()
+    assert [found["metadata"]["uid"] for found in indexes.all("Deployment")] == ["new"]
+
+
+def test_a_label_taken_away_concerns_the_service_that_loses_the_object():
+    indexes = Indexes()
+    indexes.store(DEPLOYMENTS, item("d", 1, service="a"))
+    assert indexes.store(DEPLOYMENTS, item("d", 2)) == {("n", "a")}
+    assert indexes.owned(("n", "a"), "uid-of-a") == []
+
+
+def test_a_complete_list_takes_away_what_is_not_in_it_but_only_in_its_namespace():
+    indexes = Indexes()
+    elsewhere = item("other", 1, service="a")
+    elsewhere["metadata"]["namespace"] = "m"
+    indexes.store(DEPLOYMENTS, elsewhere)
+    indexes.store(DEPLOYMENTS, item("gone", 1, service="a"))
+    indexes.store(DEPLOYMENTS, item("stays", 2, service="b"))
+    assert indexes.replace(DEPLOYMENTS, [item("stays", 2, service="b")], "n") == {("n", "a")}
+    assert sorted(found["metadata"]["name"] for found in indexes.all("Deployment")) == ["other", "stays"]
+
+
+def test_a_nodes_heartbeat_wakes_no_service_and_its_new_label_wakes_all():
+    indexes = Indexes()
+    for name in ("a", "b"):
+        indexes.store(SERVICES, item(name, 1))
+    node = item("n1", 1, spec={}, status={"allocatable": {"cpu": "4"}, "images": [{"names": ["big"]}]})
+    assert indexes.store(NODES, node) == {("n", "a"), ("n", "b")}
+    beat = item("n1", 2, spec={}, status={"allocatable": {"cpu": "4"}, "conditions": [{"type": "DiskPressure"}]})
+    assert indexes.store(NODES, beat) == set()
+    labelled = item("n1", 3, spec={}, status={"allocatable": {"cpu": "4"}})
+    labelled["metadata"]["labels"] = {"nvidia.com/gpu.product": "NVIDIA-L4"}
+    assert indexes.store(NODES, labelled) == {("n", "a"), ("n", "b")}
+
+
+def test_what_no_plan_reads_is_not_kept():
+    indexes = Indexes()
+    spec = {
+        "nodeName": "n1",
+        "volumes": [{"name": "secret"}],
+        "containers": [{"name": "c", "env": [{"name": "A"}], "resources": {"requests": {"cpu": "1"}}}],
+    }
+    foreign = item("p", 1, spec=spec, status={"phase": "Running", "conditions": [{"type": "Ready"}]})
+    foreign["metadata"]["managedFields"] = [{"manager": "kubelet"}]
+    foreign["metadata"]["annotations"] = {"long": "x"}
+    indexes.store(PODS, foreign)
+    [kept] = indexes.all("Pod")
+    assert kept["spec"] == {"nodeName": "n1", "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]}
+    assert kept["status"] == {"phase": "Running"}
+    assert set(kept["metadata"]) == {"name", "namespace", "uid", "resourceVersion"}
+    ours = item("q", 1, service="a", spec=spec, status={"phase": "Running", "conditions": [{"type": "Ready"}]})
+    indexes.store(PODS, ours)
+    assert indexes.pods(("n", "a"))[0]["status"]["conditions"] == [{"type": "Ready"}]
