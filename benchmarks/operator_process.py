@@ -229,6 +229,12 @@ class OperatorProcess:
         assert found is not None, "the kernel tells VmHWM"
         return int(found[1]) / 1024
 
+    def cpu_seconds(self) -> float:
+        """Processor time until now."""
+        assert self.process is not None, "not started"
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 

@@ -58,7 +58,7 @@ class Client:
         # A projected token is replaced on disk before it expires, so it is read anew each time.
         if self._token_file is not None:
             headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
-        elif token := self._api.configuration.get_api_key_with_prefix("BearerToken"):
+        elif token := await self._api.configuration.get_api_key_with_prefix("BearerToken"):
             headers["Authorization"] = token
         try:
             async with asyncio.timeout(timeout_seconds):
