@@ -280,3 +280,35 @@ def test_a_malformed_object_is_a_condition():
     planned = plan(facts({**service(), "spec": {"model": {}}}))
     assert condition(planned, "SpecHonoured")["reason"] == "InvalidSpec"
     assert not planned.prune
+
+
+def test_a_replica_without_a_place_moves_to_the_node_type_that_has_one():
+    def gpu_node(name, product, free):
+        found = {
+            "nvidia.com/gpu.product": product,
+            "nvidia.com/gpu.compute.major": "9",
+            "nvidia.com/gpu.compute.minor": "0",
+        }
+        driver = {"nvidia.com/cuda.driver-version.full": "580.65.06", "nvidia.com/cuda.runtime-version.full": "13.0"}
+        labels = {**found, **driver, "nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.count": "1"}
+        return node(name, labels=labels, cpu="64", **({"nvidia.com/gpu": "1"} if free else {"nvidia.com/gpu": "0"}))
+
+    images = (*SETTINGS.images, CatalogueImage("cu130", "octavo/octavo-server:1-cu130", "13.0", ("9.0",)))
+    settings = PlanSettings(images=images)
+    body = service(placement={"accelerators": [{"vendor": "NVIDIA"}]})
+    nodes = [gpu_node("n1", "NVIDIA-H100", True), gpu_node("n2", "NVIDIA-H200", False)]
+    planned, before = settle(body, nodes=nodes, settings=settings)
+    [first] = [item for item in planned.objects if item["kind"] == "Deployment"]
+    [waiting] = [pod for pod in before.pods if pod["metadata"]["labels"][contract.ROLE_LABEL] == contract.ROLE_SERVER]
+    since = (NOW - timedelta(seconds=60)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "lastTransitionTime": since}
+    spec = {key: value for key, value in waiting["spec"].items() if key != "nodeName"}
+    waiting = {**waiting, "spec": spec, "status": {"phase": "Pending", "conditions": [unschedulable]}}
+    others = [pod for pod in before.pods if pod["metadata"]["name"] != waiting["metadata"]["name"]]
+    freed = [gpu_node("n1", "NVIDIA-H100", False), gpu_node("n2", "NVIDIA-H200", True)]
+    moved = plan(facts(before.service, owned=before.owned, pods=[*others, waiting], nodes=freed, settings=settings))
+    counts = {
+        item["metadata"]["name"]: item["spec"]["replicas"] for item in moved.objects if item["kind"] == "Deployment"
+    }
+    assert counts.pop(first["metadata"]["name"]) == 0
+    assert list(counts.values()) == [1]

@@ -34,6 +34,7 @@ from .facts import CatalogueImage, Event, Facts, Manifest, Plan
 from .node_types import CPU_PRODUCT, Resolution, resolve
 from .pod_template import Replica, fetches_for_itself, limits_traffic
 from .spread import spread
+from .stranded import movable, stranded
 from .support import unsupported_fields
 
 
@@ -108,6 +109,7 @@ class _Fleet:
     manifests: tuple[Manifest, ...]
     types: tuple[TypeInUse, ...]
     newer: bool = False
+    requeue_seconds: float | None = None
 
 
 def _held(facts: Facts, spec: InferenceServiceSpec, live: Manifest, current: bool) -> tuple[Manifest, TypeInUse] | None:
@@ -155,6 +157,8 @@ def _fleet(facts: Facts, spec: InferenceServiceSpec, resolution: Resolution, tot
     running = {type_label(item): int(item["spec"].get("replicas", 0)) for item in live.values()}
     # Replicas on types that the spec no longer admits, or whose nodes are gone, move to types that it admits.
     kept = {label: count for label, count in running.items() if label in candidates}
+    waiting, due = stranded(kept, facts.pods, facts.now)
+    kept = movable(kept, waiting, spare)
     cost = {item.label: item.cost for item in resolution.types}
     shares = spread(total, kept, spare, cost)
     in_use = {label for label in candidates if label in shares}
@@ -202,7 +206,8 @@ def _fleet(facts: Facts, spec: InferenceServiceSpec, resolution: Resolution, tot
         revision_name(service, m["metadata"]["labels"][contract.NODE_TYPE_LABEL], template_label(m)) for m in manifests
     } | set(facts.owned_of("ControllerRevision"))
     chosen = [item for name, item in stored.items() if name in needed]
-    return _Fleet((*chosen, *manifests), tuple(shown), any(newer for _, newer in candidates.values()))
+    newer = any(newer for _, newer in candidates.values())
+    return _Fleet((*chosen, *manifests), tuple(shown), newer, due)
 
 
 def _serves(pod: Manifest) -> bool:
@@ -274,6 +279,8 @@ def plan(facts: Facts) -> Plan:
             manifests.append(check_job(facts, spec, check_image))
             requeue = result.retry_seconds
     fleet = _fleet(facts, spec, resolution, scaling.desired, may_start=runnable and proven)
+    waits = [seconds for seconds in (requeue, fleet.requeue_seconds) if seconds is not None]
+    requeue = min(waits, default=None)
     if fleet.newer:
         tuned = Verdict(
             "Tuned",
