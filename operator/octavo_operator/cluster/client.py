@@ -181,17 +181,33 @@ async def connect(account_folder: Path) -> AsyncIterator[Client]:
         configuration.host = in_cluster_address()
         configuration.ssl_ca_cert = str(account_folder / "ca.crt")
     else:
+        files = kubeconfig_files()
         try:
-            await kubernetes_config.load_kube_config(client_configuration=configuration)
+            await kubernetes_config.load_kube_config(files, client_configuration=configuration)
         except kubernetes_config.ConfigException as error:
             raise ApiError(
-                0, "NoCredentials", f"no service account at {account_folder} and no usable kubeconfig: {error}"
+                0,
+                "NoCredentials",
+                f"no service account at {account_folder} and no usable kubeconfig ({files}): {error}",
             ) from error
     api = kubernetes_client.ApiClient(configuration)
     try:
         yield Client(api, token if token.exists() else None)
     finally:
         await api.close()
+
+
+def kubeconfig_files() -> str:
+    """KUBECONFIG (files joined with colons), or kubectl's default place; raises ApiError where none of them exists.
+
+    Asked for at each connection: the client library reads the variable when it is imported, which may be too early.
+    """
+    files = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    if not any(Path(file).expanduser().is_file() for file in files.split(os.pathsep) if file):
+        raise ApiError(
+            0, "NoCredentials", f"no kubeconfig at {files}; set KUBECONFIG to your cluster's file, or run in a pod"
+        )
+    return files
 
 
 def in_cluster_address() -> str:
