@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import report  # noqa: E402
 from benchmarks.common import read_results  # noqa: E402
-from scripts import reference  # noqa: E402
+from scripts import catalogue, reference  # noqa: E402
 
 Generator = Callable[[], Mapping[Path, str]]
 CHART_CRDS = ROOT / "charts" / "octavo" / "files" / "crds"
@@ -46,7 +46,7 @@ def reference_page() -> dict[Path, str]:
     return {ROOT / "docs" / "reference" / "inference-service.md": reference.render(inference_service_crd())}
 
 
-GENERATORS: tuple[Generator, ...] = (crds, chart_crds, performance_page, reference_page)
+GENERATORS: tuple[Generator, ...] = (crds, chart_crds, performance_page, reference_page, catalogue.generate)
 
 
 def differences(wanted: Mapping[Path, str]) -> list[Path]:

@@ -128,9 +128,39 @@ def test_a_refused_model_is_said_with_its_reason_in_ready_and_retried_later():
     assert "no such file" in condition(planned, "Ready")["message"]
     assert planned.requeue_seconds == 300
     assert "Deployment" not in kinds(planned)
-    late = plan(facts(service(), owned=owned, pods=[bad], now=NOW + timedelta(seconds=301)))
-    assert "Job" not in kinds(late)
-    assert late.requeue_seconds == 1
+    body = {**service(), "status": planned.status}
+    late = plan(facts(body, owned=owned, pods=[bad], now=NOW + timedelta(seconds=301)))
+    [again] = [item for item in late.objects if item["kind"] == "Job"]
+    assert again["metadata"]["name"] != job["metadata"]["name"]
+    assert condition(late, "ModelReady") == condition(planned, "ModelReady"), "the finding stands while it is checked"
+
+
+def test_a_model_that_keeps_failing_is_checked_less_and_less_often_and_status_is_written_once():
+    body, pods, owned, waits, now = service(), [], [], [], NOW
+    for _ in range(7):
+        planned = plan(facts(body, owned=owned, pods=pods, now=now))
+        owned = live(planned)
+        [job] = [item for item in owned if item["kind"] == "Job"]
+        ended = {"type": "Failed", "status": "True", "lastTransitionTime": now.strftime("%Y-%m-%dT%H:%M:%SZ")}
+        job["status"] = {"conditions": [ended]}
+        told = {"ok": False, "reason": "AccessDenied", "message": "no"}
+        pods = [check_pod(planned, told, 2)]
+        seen = plan(facts(body, owned=owned, pods=pods, now=now))
+        waits.append(seen.requeue_seconds)
+        assert body.get("status") in (None, seen.status)
+        body = {**body, "status": seen.status}
+        now += timedelta(seconds=seen.requeue_seconds + 1)
+    assert waits == [300, 600, 1200, 2400, 3600, 3600, 3600]
+
+
+def test_a_check_that_someone_deleted_takes_nothing_from_a_service_that_serves_the_model():
+    _, before = settle(service())
+    rest = [item for item in before.owned if item["kind"] != "Job"]
+    pods = [pod for pod in before.pods if pod["metadata"]["labels"][contract.ROLE_LABEL] == contract.ROLE_SERVER]
+    again = plan(Facts(before.service, NOW, SETTINGS, rest, pods, before.nodes))
+    assert condition(again, "ModelReady")["reason"] == "Serving"
+    assert condition(again, "Ready")["status"] == "True"
+    assert "Job" in kinds(again)
 
 
 def test_a_missing_secret_is_a_condition_that_names_it():
@@ -224,10 +254,10 @@ def test_going_back_to_an_older_spec_uses_its_stored_template_verbatim():
     assert deployment["spec"]["template"]["spec"]["containers"][0]["args"][-1] == "--as-stored"
 
 
-@pytest.mark.parametrize(("cpu", "surge"), [("4", 1), ("600m", 0)])
+@pytest.mark.parametrize(("cpu", "surge"), [("4", 1), ("1100m", 0)])
 def test_a_rollout_surges_when_a_node_has_room_and_replaces_otherwise(cpu, surge):
     nodes = [node(cpu=cpu)]
-    _, before = settle(service(), nodes=nodes)
+    _, before = settle(service(scaling={"minReplicas": 2}), nodes=nodes)
     body = copy.deepcopy(before.service)
     body["spec"]["model"] = {"uri": "pvc://models/a.gguf", "servedName": "other"}
     planned = plan(Facts(body, NOW, SETTINGS, before.owned, before.pods, nodes))

@@ -49,6 +49,10 @@ class NodeTypeStatus(Model):
     """Highest CUDA version that all drivers among the nodes support."""
     image: Annotated[str, Field(max_length=512)] = ""
     """Image in use."""
+    image_mode: Annotated[str, Field(max_length=32)] = ""
+    """How the driver runs the image: Native, MinorVersion, CPU or Pinned."""
+    kernel_fallback: Annotated[str, Field(max_length=512)] = ""
+    """Why slower kernels may run; absent when the fast ones do."""
     block_size: Annotated[int, Field(ge=0)] = 0
     """Tokens per KV block in use."""
     block_size_reason: ShortText = ""

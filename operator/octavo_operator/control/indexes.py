@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from octavo_operator.cluster.resources import NODES, PODS, SERVICES, Resource
+from octavo_operator.plan.inventory import Amounts, NodeView
+from octavo_operator.plan.inventory import view as read_node
 from octavo_operator.plan.server_contract import SERVICE_LABEL
+
+from .interest import Interest
+from .usage import Usage
 
 Object = dict[str, Any]
 Key = tuple[str, str]
@@ -60,6 +65,9 @@ class Indexes:
 
     def __init__(self) -> None:
         self._items: dict[str, dict[Key, Object]] = defaultdict(dict)
+        self._interest, self._usage = Interest(), Usage()
+        self._views: dict[str, NodeView] = {}
+        self._sorted_views: tuple[NodeView, ...] | None = None
         self._by_service: dict[Key, dict[tuple[str, str], Object]] = defaultdict(dict)
 
     def store(self, resource: Resource, item: Object) -> set[Key]:
@@ -82,9 +90,38 @@ class Indexes:
         service = _service_of(item)
         if service is not None:
             self._by_service[service][(resource.kind, key[1])] = item
-        if resource is NODES and known is not None and node_matters(known) == node_matters(item):
-            return set()
+        if resource is NODES:
+            if known is not None and node_matters(known) == node_matters(item):
+                return set()
+            return self._interest.concerned(self._read_node(key[1], item))
+        if resource is SERVICES:
+            self._interest.add(key, item.get("spec") or {})
+        elif resource is PODS:
+            self._usage.put(key, item)
         return before | self._concerned(resource, item)
+
+    def _read_node(self, name: str, item: Object | None) -> list[NodeView]:
+        """Take over a Node (None: it is gone); returns its states before and after."""
+        states = [view for view in [self._views.pop(name, None)] if view is not None]
+        if item is not None:
+            self._views[name] = read_node(item)
+            states.append(self._views[name])
+        self._sorted_views = None
+        return states
+
+    def views(self) -> tuple[NodeView, ...]:
+        """Nodes, read, in the order of their names."""
+        if self._sorted_views is None:
+            self._sorted_views = tuple(self._views[name] for name in sorted(self._views))
+        return self._sorted_views
+
+    def usage(self) -> Mapping[str, Amounts]:
+        """What pods take from each node."""
+        return self._usage.by_node
+
+    def get(self, kind: str, key: Key) -> Object | None:
+        """Any object of a watched kind."""
+        return self._items[kind].get(key)
 
     def _unlink(self, resource: Resource, known: Object) -> Key | None:
         service = _service_of(known)
@@ -102,6 +139,12 @@ class Indexes:
             return set()
         del self._items[resource.kind][key]
         self._unlink(resource, known)
+        if resource is NODES:
+            return self._interest.concerned(self._read_node(key[1], None))
+        if resource is SERVICES:
+            self._interest.remove(key)
+        elif resource is PODS:
+            self._usage.drop(key)
         return self._concerned(resource, known)
 
     def replace(self, resource: Resource, items: Iterable[Object], namespace: str | None) -> set[Key]:
@@ -122,8 +165,6 @@ class Indexes:
         service = _service_of(item)
         if service is not None:
             return {service}
-        if resource is NODES:
-            return set(self._items[SERVICES.kind])
         if resource.kind == "PersistentVolumeClaim":
             return {key for key in self._items[SERVICES.kind] if key[0] == item["metadata"].get("namespace")}
         return set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
 import sys
 import time
@@ -16,7 +17,7 @@ from octavo_operator import metrics
 from octavo_operator.cluster.client import ApiError, Client, connect
 from octavo_operator.cluster.gate import missing_rights
 from octavo_operator.cluster.lease import Leadership, LeaseLost
-from octavo_operator.cluster.resources import SERVICES, Resource, watched
+from octavo_operator.cluster.resources import NODES, SERVICES, Resource, watched
 from octavo_operator.cluster.watches import Watches
 from octavo_operator.plan import PlanSettings
 from octavo_operator.settings import Settings, SettingsError
@@ -30,6 +31,7 @@ from .reconcile import Reconciler
 log = logging.getLogger("octavo.control")
 GATE_TRIES = 5
 RETRY_SECONDS = 2.0
+NODE_GATHER_SECONDS = 1.0
 
 
 def _now() -> datetime:
@@ -38,7 +40,9 @@ def _now() -> datetime:
 
 def plan_settings(settings: Settings) -> PlanSettings:
     """The part of the settings that reaches plans."""
-    return PlanSettings(settings.lease.namespace, settings.monitoring_namespace, settings.images)
+    return PlanSettings(
+        settings.lease.namespace, settings.monitoring_namespace, settings.images, reads_nodes=settings.nodes_access
+    )
 
 
 async def _pass_gate(client: Client, settings: Settings) -> None:
@@ -113,7 +117,11 @@ async def _lead(client: Client, settings: Settings, health: Health, leadership: 
 
     def changed(resource: Resource, item: dict[str, Any], event: str | None) -> None:
         for key in indexes.remove(resource, item) if event == "DELETED" else indexes.store(resource, item):
-            queue.add(key)
+            if resource is NODES:
+                # Nodes change in waves: a wave is answered once, and a user's edit does not wait behind it.
+                queue.add_after(key, NODE_GATHER_SECONDS * (1 + random.random()))
+            else:
+                queue.add(key)
         if event is None:
             relister.wish(resource)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo_operator import metrics
 from octavo_operator.cluster.client import ApiError, Client
-from octavo_operator.cluster.resources import BY_KIND, SERVICES, Resource
+from octavo_operator.cluster.resources import BY_KIND, CLAIMS, SERVICES, Resource
 from octavo_operator.plan import Event, Facts, Plan, PlanSettings, difference, plan
 from octavo_operator.plan.server_contract import MANIFEST_HASH
 from octavo_operator.status.conditions import Verdict, conditions
@@ -49,17 +49,15 @@ class Reconciler:
         service = self._indexes.service(key)
         if service is None or service["metadata"].get("deletionTimestamp"):
             return None
-        own = self._indexes.pods(key)
-        mine = {pod["metadata"]["uid"] for pod in own}
         return Facts(
             service,
             self._now(),
             self._settings,
             self._indexes.owned(key, service["metadata"]["uid"]),
-            own,
-            self._indexes.all("Node"),
-            self._indexes.all("PersistentVolumeClaim", key[0]),
-            [pod for pod in self._indexes.all("Pod") if pod["metadata"]["uid"] not in mine],
+            self._indexes.pods(key),
+            claims=self._indexes.all(CLAIMS.kind, key[0]),
+            known_views=self._indexes.views(),
+            known_usage=self._indexes.usage(),
         )
 
     async def reconcile(self, key: Key) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -38,28 +39,52 @@ class CheckResult:
     reason: str
     message: str
     retry_seconds: float | None = None
-    """When to try again after a refusal; 0 = now."""
+    """When to try again after a refusal; 0 = now; None while an attempt is running."""
 
 
-def check_name(service: str, spec: InferenceServiceSpec) -> str:
-    """Name of the Job: a new one for each model, revision, secret, format or length."""
+def check_mark(spec: InferenceServiceSpec) -> str:
+    """8 hex digits of what is checked: another model, revision, secret, format or length is another check."""
     model = spec.model
     secret = model.secret_ref.name if model.secret_ref else None
-    return f"{service}-check-{digest([model.uri, model.revision, secret, model.format.value, model.max_length], 8)}"
+    return digest([model.uri, model.revision, secret, model.format.value, model.max_length], 8)
 
 
-def check_job(facts: Facts, spec: InferenceServiceSpec, image: str) -> Manifest:
-    """The Job; a Job's template can't change, so one that exists is taken as it is."""
+def check_name(service: str, mark: str, attempt: int) -> str:
+    """Name of the Job of an attempt; service names leave no room for a number behind the mark."""
+    return f"{service}-check-{mark if attempt == 1 else digest([mark, attempt], 8)}"
+
+
+def attempt_of(job: Manifest) -> int:
+    """Which attempt a check Job is; 1 when it does not say."""
+    text = str((job["metadata"].get("annotations") or {}).get(contract.ATTEMPT_ANNOTATION, "1"))
+    return int(text) if re.fullmatch("[0-9]{1,6}", text) else 1
+
+
+def live_check(facts: Facts, spec: InferenceServiceSpec) -> Manifest | None:
+    """The Job of the latest attempt, if there is one."""
+    mark = check_mark(spec)
+    jobs = [
+        job
+        for job in facts.owned_of("Job").values()
+        if (job["metadata"].get("labels") or {}).get(contract.CHECK_LABEL) == mark
+    ]
+    return max(jobs, key=attempt_of, default=None)
+
+
+def check_job(facts: Facts, spec: InferenceServiceSpec, image: str, attempt: int) -> Manifest:
+    """The Job of an attempt; a Job's template can't change, so one that exists is taken as it is."""
     service, model = facts.service["metadata"]["name"], spec.model
-    name = check_name(service, spec)
-    labels = {contract.SERVICE_LABEL: service, contract.ROLE_LABEL: contract.ROLE_CHECK}
+    mark = check_mark(spec)
+    name = check_name(service, mark, attempt)
+    labels = {contract.SERVICE_LABEL: service, contract.ROLE_LABEL: contract.ROLE_CHECK, contract.CHECK_LABEL: mark}
     labels[contract.MANAGED_BY_LABEL] = contract.FIELD_MANAGER
     live = facts.owned_of("Job").get(name)
     if live is not None:
         job = owned(facts, "batch/v1", "Job", name, labels=labels, spec=live["spec"])
-        mark = (live["metadata"].get("annotations") or {}).get(contract.MANIFEST_HASH)
-        if mark:
-            job["metadata"]["annotations"] = {contract.MANIFEST_HASH: mark}
+        kept = (contract.MANIFEST_HASH, contract.ATTEMPT_ANNOTATION)
+        marks = {key: text for key, text in (live["metadata"].get("annotations") or {}).items() if key in kept}
+        if marks:
+            job["metadata"]["annotations"] = marks
         return job
     source = model.uri if model.uri.startswith(("hf://", "s3://")) else model_location(model)
     arguments = ["fetch", "--check", "--model", argument(source), "--format", model.format.value]
@@ -97,7 +122,10 @@ def check_job(facts: Facts, spec: InferenceServiceSpec, image: str) -> Manifest:
             t.model_dump(mode="json", by_alias=True, exclude_none=True) for t in placement.tolerations
         ]
     template = {"metadata": {"labels": labels}, "spec": pod}
-    return owned(facts, "batch/v1", "Job", name, labels=labels, spec={"backoffLimit": 1, "template": template})
+    job = owned(facts, "batch/v1", "Job", name, labels=labels, spec={"backoffLimit": 1, "template": template})
+    if attempt > 1:
+        job["metadata"]["annotations"] = {contract.ATTEMPT_ANNOTATION: str(attempt)}
+    return job
 
 
 def _instant(text: str) -> datetime:
@@ -140,10 +168,10 @@ def _pod_result(pod: Manifest) -> CheckResult | None:
 
 def read_check(facts: Facts, spec: InferenceServiceSpec) -> CheckResult:
     """The result of the model's check from the Job and its pods."""
-    name = check_name(facts.service["metadata"]["name"], spec)
-    job = facts.owned_of("Job").get(name)
+    job = live_check(facts, spec)
     if job is None:
         return CheckResult(None, "CheckPending", f"the model {spec.model.uri} is being checked")
+    name = job["metadata"]["name"]
     ended = {c["type"]: c for c in job.get("status", {}).get("conditions") or () if c.get("status") == "True"}
     pods = [
         pod
@@ -163,7 +191,10 @@ def read_check(facts: Facts, spec: InferenceServiceSpec) -> CheckResult:
     since = (
         facts.now - _instant(ended["Failed"].get("lastTransitionTime") or job["metadata"]["creationTimestamp"])
     ).total_seconds()
-    rest = max(0.0, facts.settings.check_retry_seconds - since)
+    wait = min(
+        facts.settings.check_longest_retry_seconds, facts.settings.check_retry_seconds * 2 ** (attempt_of(job) - 1)
+    )
+    rest = max(0.0, wait - since)
     if result.proven is None:
         result = CheckResult(False, "CheckFailed", f"the check Job {name} failed and its pods are gone")
     return CheckResult(False, result.reason, result.message, rest)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
 
 from octavo_operator.api.inference_service import InferenceServiceSpec
-from octavo_operator.api.operation_section import Adoption, RolloutStrategy
+from octavo_operator.api.operation_section import Adoption
+from octavo_operator.status.pods import is_ready
 
 from . import server_contract as contract
 from .facts import Facts, Manifest
-from .node_types import NodeType
+from .node_types import KnownType, NodeType, TypeKey
 from .objects import owned
 from .pod_template import Replica, render, spec_inputs
-from .quantities import quantity
+from .rollout import Scene, is_server, label_of, surges, waits_since
 
 KEPT_REVISIONS = 3
 
@@ -38,134 +41,145 @@ def template_label(deployment: Manifest) -> str:
     return str(labels.get(contract.TEMPLATE_LABEL, ""))
 
 
-def live_revision(facts: Facts, label: str, template: str) -> Manifest | None:
-    """The stored template, if it is one: it holds inputs and template."""
-    name = revision_name(facts.service["metadata"]["name"], label, template)
-    found = facts.owned_of("ControllerRevision").get(name)
-    data = (found or {}).get("data")
-    return found if isinstance(data, dict) and {"inputs", "template"} <= data.keys() else None
+def stored_templates(facts: Facts) -> dict[str, Manifest]:
+    """Stored templates by name, newest first; objects that are none of ours are left out."""
+    found = [
+        item
+        for item in facts.owned_of("ControllerRevision").values()
+        if isinstance(item.get("data"), dict) and {"inputs", "template"} <= item["data"].keys()
+    ]
+    found.sort(key=lambda item: (-int(item["revision"]), str(item["metadata"]["name"])))
+    return {item["metadata"]["name"]: item for item in found}
 
 
-def current_inputs(facts: Facts, deployment: Manifest) -> Manifest | None:
-    """Inputs of the template that a live Deployment applies."""
-    stored = live_revision(facts, type_label(deployment), template_label(deployment))
-    return stored["data"]["inputs"] if stored else None
+def _marks(stored: Manifest) -> tuple[str, str]:
+    labels = stored["metadata"].get("labels") or {}
+    return str(labels.get(contract.NODE_TYPE_LABEL, "")), str(labels.get(contract.TEMPLATE_LABEL, ""))
 
 
-def keep_inputs(facts: Facts, replica: Replica) -> tuple[Replica, bool]:
-    """(replica, whether something newer is available).
+def known_types(facts: Facts, spec: InferenceServiceSpec) -> tuple[KnownType, ...]:
+    """Types with a Deployment, and types with a stored template that the spec wants again.
 
-    With rollout.adopt NextRollout, image and block size stay as they run until the spec itself changes the pod.
+    With rollout.adopt NextRollout a stored template stays – and with it image and block size – as long as the spec asks
+    for nothing else; a new catalogue or a new version of the operator changes nothing by itself.
     """
-    name = deployment_name(replica.service, replica.node_type.label)
-    live = facts.owned_of("Deployment").get(name)
-    inputs = current_inputs(facts, live) if live else None
-    if inputs is None or inputs.get("spec") != spec_inputs(replica.spec) or inputs == replica.inputs():
-        return replica, False
-    if replica.spec.rollout.adopt == Adoption.IMMEDIATELY:
-        return replica, False
-    kept = Replica(replica.service, replica.spec, replica.node_type, str(inputs["image"]), int(inputs["blockSize"]))
-    return kept, True
+    service, wanted = facts.service["metadata"]["name"], spec_inputs(spec)
+    templates, keeps = stored_templates(facts), spec.rollout.adopt == Adoption.NEXT_ROLLOUT
+    found: dict[str, KnownType] = {}
+    for item in facts.owned_of("Deployment").values():
+        label = type_label(item)
+        stored = templates.get(revision_name(service, label, template_label(item)))
+        key = TypeKey.parse(stored["data"]["inputs"].get("nodeType")) if stored else None
+        if stored is not None and key is not None:
+            fitting = [other for other in (stored, *templates.values()) if _wants(other, label, wanted)]
+            image = (fitting or [stored])[0]["data"]["inputs"].get("image", "")
+            found[label] = KnownType(label, key, str(image), True, keeps and bool(fitting))
+    for stored in templates.values():
+        label = _marks(stored)[0]
+        key = TypeKey.parse(stored["data"]["inputs"].get("nodeType"))
+        if keeps and label not in found and key is not None and _wants(stored, label, wanted):
+            found[label] = KnownType(label, key, str(stored["data"]["inputs"].get("image", "")), False, True)
+    return tuple(found.values())
 
 
-def stored(facts: Facts, label: str, template: str, number: int, inputs: Manifest, pod: Manifest) -> Manifest:
+def _wants(stored: Manifest, label: str, wanted: Manifest) -> bool:
+    return _marks(stored)[0] == label and stored["data"]["inputs"].get("spec") == wanted
+
+
+@dataclass(frozen=True)
+class Template:
+    """The pod template of a node type, stored or about to be."""
+
+    label: str
+    name: str
+    """10 hex digits."""
+    inputs: Manifest
+    pod: Manifest
+    is_stored: bool
+
+
+def choose_template(facts: Facts, spec: InferenceServiceSpec, node_type: NodeType, fresh: Replica) -> Template:
+    """What runs if the spec wants it, else what was stored for this very spec, else a fresh one."""
+    label, service = node_type.label, facts.service["metadata"]["name"]
+    templates = stored_templates(facts)
+    if spec.rollout.adopt == Adoption.NEXT_ROLLOUT:
+        wanted = spec_inputs(spec)
+        fitting = [item for item in templates.values() if _wants(item, label, wanted)]
+        live = facts.owned_of("Deployment").get(deployment_name(service, label))
+        present = template_label(live) if live else ""
+        chosen = next((item for item in fitting if _marks(item)[1] == present), next(iter(fitting), None))
+        if chosen is not None:
+            return Template(label, _marks(chosen)[1], chosen["data"]["inputs"], chosen["data"]["template"], True)
+    same = templates.get(revision_name(service, label, fresh.name()))
+    if same is not None:
+        return Template(label, fresh.name(), same["data"]["inputs"], same["data"]["template"], True)
+    return Template(label, fresh.name(), fresh.inputs(), render(fresh), False)
+
+
+def stored(facts: Facts, template: Template, number: int) -> Manifest:
     """A ControllerRevision that keeps a rendered pod template beside its inputs."""
     return owned(
         facts,
         "apps/v1",
         "ControllerRevision",
-        revision_name(facts.service["metadata"]["name"], label, template),
-        labels={contract.NODE_TYPE_LABEL: label, contract.TEMPLATE_LABEL: template},
+        revision_name(facts.service["metadata"]["name"], template.label, template.name),
+        labels={contract.NODE_TYPE_LABEL: template.label, contract.TEMPLATE_LABEL: template.name},
         revision=number,
-        data={"inputs": inputs, "template": pod},
+        data={"inputs": template.inputs, "template": template.pod},
     )
 
 
-def _again(facts: Facts, live: Manifest) -> Manifest:
-    labels = live["metadata"].get("labels") or {}
-    label, template = str(labels.get(contract.NODE_TYPE_LABEL, "")), str(labels.get(contract.TEMPLATE_LABEL, ""))
-    data = live["data"]
-    return stored(facts, label, template, int(live["revision"]), data["inputs"], data["template"])
-
-
-def revisions(facts: Facts, replicas: Iterable[Replica]) -> dict[str, Manifest]:
+def revisions(facts: Facts, wanted: Iterable[Template]) -> dict[str, Manifest]:
     """Stored templates by name: those wanted, those in use, and the last few before them."""
-    live = {
-        name: item for name, item in facts.owned_of("ControllerRevision").items() if isinstance(item.get("data"), dict)
-    }
-    live = {name: item for name, item in live.items() if {"inputs", "template"} <= item["data"].keys()}
-    service = facts.service["metadata"]["name"]
+    live, service = stored_templates(facts), facts.service["metadata"]["name"]
     used = {
         revision_name(service, type_label(item), template_label(item)) for item in facts.owned_of("Deployment").values()
     }
-    for pod in facts.pods:
-        labels = pod["metadata"].get("labels") or {}
-        used.add(
-            revision_name(service, labels.get(contract.NODE_TYPE_LABEL, ""), labels.get(contract.TEMPLATE_LABEL, ""))
-        )
-    wanted: dict[str, Manifest] = {}
+    used |= {
+        revision_name(service, label_of(pod, contract.NODE_TYPE_LABEL), label_of(pod, contract.TEMPLATE_LABEL))
+        for pod in facts.pods
+    }
+    found: dict[str, Manifest] = {}
     number = max((int(item["revision"]) for item in live.values()), default=0)
-    for replica in replicas:
-        name = revision_name(service, replica.node_type.label, replica.name())
-        if name in live:
-            wanted[name] = _again(facts, live[name])
-            continue
-        number += 1
-        wanted[name] = stored(facts, replica.node_type.label, replica.name(), number, replica.inputs(), render(replica))
-    newest_first = sorted(live, key=lambda name: (-int(live[name]["revision"]), name))
-    idle = [name for name in newest_first if name not in used and name not in wanted][:KEPT_REVISIONS]
-    for name in newest_first:
-        if name not in wanted and (name in used or name in idle):
-            wanted[name] = _again(facts, live[name])
-    return dict(sorted(wanted.items()))
+    for template in wanted:
+        name = revision_name(service, template.label, template.name)
+        if name not in live:
+            number += 1
+        found[name] = stored(facts, template, int(live[name]["revision"]) if name in live else number)
+    idle = [name for name in live if name not in used and name not in found][:KEPT_REVISIONS]
+    for name, item in live.items():
+        if name not in found and (name in used or name in idle):
+            data = item["data"]
+            again = Template(*_marks(item), data["inputs"], data["template"], True)
+            found[name] = stored(facts, again, int(item["revision"]))
+    return dict(sorted(found.items()))
 
 
-def _requests(pod: Manifest) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for container in pod.get("spec", {}).get("containers") or ():
-        for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
-            total = (quantity(found.get(name, "0")) or 0) + (quantity(amount) or 0)
-            found[name] = f"{int(total * 1_000_000)}u"
-    return found
+@dataclass(frozen=True)
+class Rolling:
+    """What a Deployment's rollout looks like, for status."""
+
+    waits_since: datetime | None = None
+    """Since when a new pod has been waiting for a node while the old ones stay for it."""
+    leaves_gap: bool = False
+    """Whether its only replica ends before the new one starts."""
 
 
-def room(facts: Facts, node_type: NodeType, template: Manifest) -> int:
-    """How many more of these pods the schedulable nodes of a type can take, as far as requests are known."""
-    needs = {name: quantity(amount) or 0 for name, amount in _requests({"spec": template["spec"]}).items()}
-    total = 0
-    everyone = {(p["metadata"].get("namespace"), p["metadata"]["name"]): p for p in (*facts.neighbours, *facts.pods)}
-    for node in facts.nodes:
-        if node["metadata"]["name"] not in node_type.nodes or node.get("spec", {}).get("unschedulable"):
-            continue
-        free = {k: quantity(v) or 0 for k, v in (node.get("status", {}).get("allocatable") or {}).items()}
-        here = [p for p in everyone.values() if p.get("spec", {}).get("nodeName") == node["metadata"]["name"]]
-        for pod in here:
-            if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-                continue
-            for name, amount in _requests(pod).items():
-                free[name] = free.get(name, 0) - (quantity(amount) or 0)
-        slots = [int(free.get(name, 0) // amount) for name, amount in needs.items() if amount]
-        total += max(0, min(slots, default=0))
-    return total
-
-
-def strategy(wanted: RolloutStrategy, spare: int, live: Manifest | None, rolling: bool) -> Manifest:
-    """How pods are replaced. While a rollout runs its strategy stays, or taking the spare would change it half-way."""
-    surge = wanted == RolloutStrategy.SURGE or (wanted == RolloutStrategy.AUTO and spare > 0)
-    if wanted == RolloutStrategy.AUTO and live is not None and not rolling:
-        update = live.get("spec", {}).get("strategy", {}).get("rollingUpdate") or {}
-        surge = update.get("maxSurge") == 1 if update else surge
-    pair = {"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1}
-    return {"type": "RollingUpdate", "rollingUpdate": pair}
-
-
-def deployment(facts: Facts, spec: InferenceServiceSpec, label: str, pod: Manifest, count: int, spare: int) -> Manifest:
-    """The Deployment of a node type with a stored pod template."""
-    name = facts.service["metadata"]["name"]
+def deployment(
+    facts: Facts, spec: InferenceServiceSpec, template: Template, count: int, spare: int
+) -> tuple[Manifest, Rolling]:
+    """The Deployment of a node type with a pod template, and how it rolls over to it."""
+    name, label = facts.service["metadata"]["name"], template.label
     live = facts.owned_of("Deployment").get(deployment_name(name, label))
-    template = pod["metadata"]["labels"][contract.TEMPLATE_LABEL]
-    # The choice is made when a rollout begins, and kept until the next.
-    begins = live is None or template_label(live) != template
+    here = [pod for pod in facts.pods if is_server(pod) and label_of(pod, contract.NODE_TYPE_LABEL) == label]
+    new = [pod for pod in here if label_of(pod, contract.TEMPLATE_LABEL) == template.name]
+    old = [pod for pod in here if pod not in new]
+    # A waiting pod without older ones beside it is no rollout: nothing would be gained by another strategy.
+    waiting = waits_since(new) if old else None
+    begins = live is None or template_label(live) != template.name
+    update = {} if live is None or begins else live.get("spec", {}).get("strategy", {}).get("rollingUpdate") or {}
+    before = None if "maxSurge" not in update else update["maxSurge"] == 1
+    surge = surges(spec.rollout, Scene(count, spare, sum(map(is_ready, old)), waiting, facts.now), before)
     selector = {
         contract.SERVICE_LABEL: name,
         contract.ROLE_LABEL: contract.ROLE_SERVER,
@@ -177,8 +191,13 @@ def deployment(facts: Facts, spec: InferenceServiceSpec, label: str, pod: Manife
         # Loading a model takes minutes; readiness, not this deadline, tells what is wrong.
         "progressDeadlineSeconds": 1800,
         "selector": {"matchLabels": selector},
-        "strategy": strategy(spec.rollout.strategy, spare, live, begins),
-        "template": pod,
+        "strategy": {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1},
+        },
+        "template": template.pod,
     }
     labels = {contract.ROLE_LABEL: contract.ROLE_SERVER, contract.NODE_TYPE_LABEL: label}
-    return owned(facts, "apps/v1", "Deployment", deployment_name(name, label), labels=labels, spec=body)
+    made = owned(facts, "apps/v1", "Deployment", deployment_name(name, label), labels=labels, spec=body)
+    gap = not surge and count == 1 and bool(old or (begins and live is not None))
+    return made, Rolling(waiting if surge else None, gap)

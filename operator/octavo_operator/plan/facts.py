@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from functools import cached_property
 
-Manifest = dict[str, Any]
+from .inventory import NodeView, usage_of, view
+from .manifest import Manifest, digest
+
+__all__ = ["CatalogueImage", "Egress", "Event", "Facts", "Manifest", "Plan", "PlanSettings", "digest"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,9 @@ class CatalogueImage:
     cuda: str | None = None
     """CUDA version inside; None = CPU image."""
     architectures: tuple[str, ...] = ()
-    """Compute capabilities with compiled code, such as 9.0."""
+    """Compute capabilities with machine code (SASS), such as 9.0."""
+    ptx: tuple[str, ...] = ()
+    """Compute capabilities with code that a driver can compile for later ones."""
 
     @classmethod
     def parse(cls, entry: Manifest) -> CatalogueImage:
@@ -31,9 +35,27 @@ class CatalogueImage:
                 raise ValueError(
                     f"image catalogue: an entry lacks {key!r}: {entry}; give name, image, cuda, architectures"
                 )
+        if entry.get("cuda") and not re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", str(entry["cuda"])):
+            raise ValueError(
+                f"image catalogue: entry {entry['name']}: cuda {entry['cuda']!r} is no version such as 12.8"
+            )
         architectures = entry.get("architectures") or entry.get("computeCapabilities") or ()
-        cuda = entry.get("cuda")
-        return cls(str(entry["name"]), str(entry["image"]), str(cuda) if cuda else None, tuple(map(str, architectures)))
+        cuda, ptx = entry.get("cuda"), entry.get("ptx") or ()
+        return cls(
+            str(entry["name"]),
+            str(entry["image"]),
+            str(cuda) if cuda else None,
+            tuple(map(str, architectures)),
+            tuple(map(str, ptx)),
+        )
+
+
+@dataclass(frozen=True)
+class Egress:
+    """An address that pods which fetch a model may reach, such as a proxy or a mirror."""
+
+    cidr: str
+    port: int
 
 
 @dataclass(frozen=True)
@@ -45,7 +67,18 @@ class PlanSettings:
     images: tuple[CatalogueImage, ...] = ()
     cluster_domain: str = "cluster.local"
     check_retry_seconds: int = 300
-    """A failed model check is tried again after this time."""
+    """A failed model check is tried again after this time, then after twice as long, and so on."""
+    check_longest_retry_seconds: int = 3600
+    reads_nodes: bool = True
+    """Whether the operator may read Nodes."""
+    image_prefixes: tuple[str, ...] = ()
+    """What a pinned image may begin with, beside the repositories of the catalogue's images."""
+    argument_prefixes: tuple[str, ...] = ("--",)
+    """What a flag of engine.extraArgs may begin with."""
+    gateway_namespace: str | None = None
+    """Namespace whose pods may send requests to models."""
+    egress: tuple[Egress, ...] = ()
+    """Where pods that fetch a model may connect to, beside TCP 443 anywhere."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +93,32 @@ class Facts:
     """Pods of the service, of every role."""
     nodes: Sequence[Manifest] = ()
     claims: Sequence[Manifest] = ()
-    neighbours: Sequence[Manifest] = ()
-    """Pods of others, as far as known: what they request is not free."""
+    known_views: Sequence[NodeView] | None = None
+    """The nodes, read, in the order of their names; read from `nodes` when absent."""
+    known_usage: Mapping[str, Mapping[str, int]] | None = None
+    """What all pods take from each node; what `pods` take when absent."""
+
+    @cached_property
+    def views(self) -> Sequence[NodeView]:
+        """The nodes, read, in the order of their names."""
+        if self.known_views is not None:
+            return self.known_views
+        return [view(node) for node in sorted(self.nodes, key=lambda node: str(node["metadata"]["name"]))]
+
+    @cached_property
+    def views_by_name(self) -> Mapping[str, NodeView]:
+        """The nodes, read, by name."""
+        return {item.name: item for item in self.views}
+
+    @cached_property
+    def usage(self) -> Mapping[str, Mapping[str, int]]:
+        """Millionths of each resource that pods take from each node."""
+        return usage_of(self.pods) if self.known_usage is None else self.known_usage
+
+    @property
+    def sees_nodes(self) -> bool:
+        """Whether what is known of nodes is complete enough to take something away."""
+        return bool(self.views) or not self.settings.reads_nodes
 
     def owned_of(self, kind: str) -> dict[str, Manifest]:
         """Owned objects of a kind by name."""
@@ -94,9 +151,3 @@ class Plan:
     requeue_seconds: float | None = None
     seed_replicas: int | None = None
     """Count to write once into spec.replicas, which is absent in a mode that reads it."""
-
-
-def digest(value: Any, length: int) -> str:
-    """The first hex digits of a SHA-256 over the value's canonical JSON."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:length]

@@ -1,170 +1,118 @@
-"""Types of node: facts from labels as an optional record with a reason, and the filters of spec.placement."""
+"""Types of node: what a Deployment stands for, and which of them a placement admits now.
+
+A type is a kind of accelerator together with the image that serves there. Memory and driver are facts about its nodes
+and no part of it, so that a node that comes, goes or gets another driver leaves running pods alone as long as they fit.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 
-from octavo_operator.api.placement_section import Accelerator, CPUPolicy, PlacementSection, TolerationOperator, Vendor
+from octavo_operator.api.placement_section import CPUPolicy, PlacementSection, Vendor
 
-from .facts import CatalogueImage, Manifest, digest
-from .image_choice import ImageChoice, choose_cpu, choose_cuda, version
+from .accelerators import CPU_PRODUCT, AcceleratorFacts, version
+from .admission import described, fits, names, selected, tolerated, wanted_accelerators
+from .facts import CatalogueImage, digest
+from .image_choice import ImageChoice, choose, choose_cpu
+from .inventory import NodeView
 
-GPU_RESOURCE = "nvidia.com/gpu"
-PRODUCT_LABEL = "nvidia.com/gpu.product"
-OTHER_VENDOR_RESOURCE = "amd.com/gpu"
-_CUDA_LABELS = ("nvidia.com/cuda.runtime-version", "nvidia.com/cuda.runtime")
-_DRIVER_LABELS = ("nvidia.com/cuda.driver-version", "nvidia.com/cuda.driver")
-CPU_PRODUCT = "CPU"
-
-
-@dataclass(frozen=True)
-class AcceleratorFacts:
-    """What the labels of one node say about its accelerators."""
-
-    product: str
-    capability: str
-    sharing: str
-    """Empty, SHARED, or a MIG profile such as 1g.10gb."""
-    memory_mib: int
-    driver: str
-    cuda: str
-    count: int
+_MEMORY_UNKNOWN_NOTE = (
+    "memory of {} is not told by its labels; placement.accelerators[].minMemoryGiB is not checked there"
+)
 
 
 @dataclass(frozen=True)
-class Hardware:
-    """The part of a node type's key that comes from the node."""
+class TypeKey:
+    """What a Deployment stands for; nothing else may reach its affinity."""
 
     product: str
+    vendor: str = ""
     capability: str = ""
     sharing: str = ""
+    resource: str = ""
+    variant: str = ""
+    """Name of the image in the catalogue."""
+    fit: str = ""
+    cuda: str = ""
+    """CUDA version inside the image that nodes must support; empty where none counts."""
 
     @property
     def is_cpu(self) -> bool:
-        """Whether this is a node without accelerators."""
-        return self.product == CPU_PRODUCT
+        """Whether this is a type without accelerators."""
+        return self.product == CPU_PRODUCT and not self.vendor
+
+    @property
+    def hardware(self) -> tuple[str, ...]:
+        """The part that comes from the node."""
+        return (self.vendor, self.product, self.capability, self.sharing, self.resource)
+
+    @cached_property
+    def label(self) -> str:
+        """8 hex digits of the key."""
+        return digest(self.named(), 8)
+
+    def named(self) -> dict[str, str]:
+        """As it is stored beside a pod template; empty parts are left out, so that a new part changes no old key."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    @classmethod
+    def parse(cls, stored: object) -> TypeKey | None:
+        """From a stored template; None when it is none of ours."""
+        if not isinstance(stored, dict) or not stored.get("product"):
+            return None
+        known = {item.name for item in fields(cls)}
+        return cls(**{str(name): str(value) for name, value in stored.items() if name in known})
+
+    def runs_on(self, facts: AcceleratorFacts) -> bool:
+        """Whether pods of this type work on an accelerator, and its affinity admits the node."""
+        if hardware_of(facts) != self.hardware:
+            return False
+        needed, has = version(self.cuda)[:2], version(facts.cuda)[:2]
+        return has >= needed or (self.fit == "MinorVersion" and has[:1] == needed[:1])
+
+
+def hardware_of(facts: AcceleratorFacts) -> tuple[str, ...]:
+    """The part of a key that comes from the node."""
+    return (facts.vendor.value, facts.product, facts.capability, facts.sharing, facts.resource)
+
+
+@dataclass(frozen=True)
+class KnownType:
+    """A type that the service uses or used with the pod template that it wants now."""
+
+    label: str
+    """As on its Deployment: a later version of the operator may spell keys differently."""
+    key: TypeKey
+    image: str
+    is_live: bool
+    """Whether there is a Deployment of it."""
+    may_stay: bool
+    """Whether its stored template is what the spec wants; else a rollout takes it away."""
 
 
 @dataclass(frozen=True)
 class NodeType:
     """Nodes that one Deployment may use."""
 
-    hardware: Hardware
+    key: TypeKey
     choice: ImageChoice
     cost: int
     nodes: tuple[str, ...]
     driver: str = ""
+    """Smallest among its nodes."""
     cuda: str = ""
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What a Deployment stands for; nothing else may reach its affinity."""
-        hardware, image = self.hardware, self.choice.image
-        cuda = (image.cuda if image else None) or ""
-        return (
-            hardware.product,
-            hardware.capability,
-            hardware.sharing,
-            image.name if image else "",
-            self.choice.fit,
-            cuda,
-        )
+    """Smallest among its nodes."""
+    known: KnownType | None = None
+    """Set where a stored template is kept."""
+    newer: str = ""
+    """Image that a new rollout would take; empty when it is the same."""
 
     @property
     def label(self) -> str:
-        """8 hex digits of the key."""
-        return digest(self.key, 8)
-
-
-def _labelled_version(labels: dict[str, str], current: str, deprecated: str) -> str:
-    full = labels.get(f"{current}.full", "")
-    if re.fullmatch(r"[0-9]+(\.[0-9]+)*", full):
-        return full
-    for prefix in (current, deprecated):
-        parts = [labels.get(f"{prefix}.{part}", "") for part in ("major", "minor", "revision", "rev")]
-        numbers = [part for part in parts if part.isdigit()]
-        if parts[0].isdigit() and parts[1].isdigit():
-            return ".".join(numbers)
-    return ""
-
-
-def has_accelerator(node: Manifest) -> bool:
-    """Whether a node shows or announces accelerators of any vendor."""
-    labels = node["metadata"].get("labels") or {}
-    amounts = node.get("status", {}).get("allocatable") or {}
-    mig = any(name.startswith("nvidia.com/mig-") for name in amounts)
-    return (
-        PRODUCT_LABEL in labels
-        or mig
-        or any(str(amounts.get(r, "0")) != "0" for r in (GPU_RESOURCE, OTHER_VENDOR_RESOURCE))
-    )
-
-
-def read_accelerator(node: Manifest) -> tuple[AcceleratorFacts | None, str]:
-    """Facts from NVIDIA's labels, current spelling before deprecated; None with the reason when they do not suffice."""
-    labels = node["metadata"].get("labels") or {}
-    name = node["metadata"]["name"]
-    product = labels.get(PRODUCT_LABEL, "")
-    if not product:
-        return None, f"node {name} has accelerators but no label {PRODUCT_LABEL}; install GPU feature discovery"
-    if "MIG-INVALID" in product:
-        return None, f"node {name} has an invalid MIG configuration (product {product})"
-    sharing = "SHARED" if product.endswith("-SHARED") else ""
-    profile = re.search(r"-MIG-([0-9]+g\.[0-9]+gb[a-z0-9.+_]*)", product)
-    if profile:
-        sharing = f"{profile[1]}{'-SHARED' if sharing else ''}"
-    major, minor = (labels.get(f"nvidia.com/gpu.compute.{part}", "") for part in ("major", "minor"))
-    if not (major.isdigit() and minor.isdigit()):
-        return None, f"node {name} ({product}) has no usable label nvidia.com/gpu.compute.major and .minor"
-    cuda, driver = _labelled_version(labels, *_CUDA_LABELS), _labelled_version(labels, *_DRIVER_LABELS)
-    if not cuda:
-        return (
-            None,
-            f"node {name} ({product}) has no usable label {_CUDA_LABELS[0]}.full, which tells what the driver runs",
-        )
-    memory, count = labels.get("nvidia.com/gpu.memory", ""), labels.get("nvidia.com/gpu.count", "")
-    capability = f"{int(major)}.{int(minor)}"
-    facts = AcceleratorFacts(
-        product,
-        capability,
-        sharing,
-        int(memory) if memory.isdigit() else 0,
-        driver,
-        cuda,
-        int(count) if count.isdigit() else 0,
-    )
-    return facts, ""
-
-
-def fits(accelerator: Accelerator, facts: AcceleratorFacts) -> bool:
-    """Whether a kind of accelerator from the spec admits this one; unknown memory does not count against it."""
-    least = accelerator.min_compute_capability or "0.0"
-    return (
-        accelerator.vendor == Vendor.NVIDIA
-        and (not accelerator.products or facts.product in accelerator.products)
-        and tuple(map(int, facts.capability.split("."))) >= tuple(map(int, least.split(".")))
-        # A card of 80 GB shows 81,559 MiB of its 80 GiB: 3 % are the driver's.
-        and (not facts.memory_mib or facts.memory_mib >= (accelerator.min_memory_gib or 0) * 1024 * 0.97)
-    )
-
-
-def tolerated(node: Manifest, placement: PlacementSection) -> bool:
-    """Whether the service accepts every hard taint of the node; cordoned nodes come back and count as accepted."""
-    for taint in node.get("spec", {}).get("taints") or ():
-        if taint.get("effect") == "PreferNoSchedule" or taint["key"].startswith("node.kubernetes.io/"):
-            continue
-        accepted = any(
-            (t.key is None or t.key == taint["key"])
-            and (t.effect is None or t.effect.value == taint.get("effect"))
-            and (t.operator == TolerationOperator.EXISTS or (t.value or "") == (taint.get("value") or ""))
-            for t in placement.tolerations
-        )
-        # The extended-resource toleration is added to every pod that asks for this accelerator.
-        if not accepted and taint["key"] != GPU_RESOURCE:
-            return False
-    return True
+        """8 hex digits."""
+        return self.known.label if self.known else self.key.label
 
 
 @dataclass(frozen=True)
@@ -172,115 +120,265 @@ class Resolution:
     """Types that fit a placement, and what is to be said."""
 
     types: tuple[NodeType, ...]
+    """Cheapest first."""
     reason: str
     message: str
     image_reason: str
     image_message: str
-    odd: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+    """Labels of live types that keep their pods although no node of theirs can be seen."""
 
 
-def _asked(placement: PlacementSection) -> str:
-    parts = [f"placement.cpu {placement.cpu.value}"]
-    for accelerator in placement.accelerators:
-        wanted = [accelerator.vendor.value, *accelerator.products]
-        if accelerator.min_memory_gib:
-            wanted.append(f"at least {accelerator.min_memory_gib} GiB")
-        if accelerator.min_compute_capability:
-            wanted.append(f"compute capability {accelerator.min_compute_capability} or more")
-        parts.append(" ".join(wanted))
-    if placement.node_selector:
-        parts.append("nodeSelector " + ", ".join(f"{k}={v}" for k, v in sorted(placement.node_selector.items())))
-    return "; ".join(parts)
+@dataclass
+class _Group:
+    choice: ImageChoice
+    cost: int
+    known: KnownType | None = None
+    members: list[AcceleratorFacts] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    newer: str = ""
+
+    def add(self, node: str, facts: AcceleratorFacts, fresh: ImageChoice) -> None:
+        self.nodes.append(node)
+        self.members.append(facts)
+        if self.known and fresh.image and fresh.image.image != self.known.image:
+            self.newer = fresh.image.image
+        if fresh.fallback and not self.choice.fallback and fresh.image:
+            self.choice = fresh if not self.known else kept_choice(self.known, fresh)
+
+
+def kept_choice(known: KnownType, fresh: ImageChoice | None = None) -> ImageChoice:
+    """The choice behind a stored template; a fallback of the node's driver counts for it, too."""
+    key = known.key
+    image = CatalogueImage(key.variant, known.image, key.cuda or None)
+    message = f"image {key.variant} is kept as it runs"
+    if fresh is not None and fresh.fallback:
+        words = f"{message}; {fresh.fallback}; {fresh.upgrade}"
+        return ImageChoice(image, key.fit, "KernelFallback", words, fresh.fallback, fresh.upgrade)
+    return ImageChoice(image, key.fit, "Resolved", message)
+
+
+def _fresh_key(facts: AcceleratorFacts, choice: ImageChoice) -> TypeKey:
+    vendor, product, capability, sharing, resource = hardware_of(facts)
+    name = choice.image.name if choice.image else ""
+    return TypeKey(product, vendor, capability, sharing, resource, name, choice.fit, choice.need)
+
+
+def _memory_of(choose_one: Callable[[AcceleratorFacts], ImageChoice]) -> Callable[[AcceleratorFacts], ImageChoice]:
+    """Thousands of nodes hold few kinds: each kind is decided once."""
+    decided: dict[tuple[str, ...], ImageChoice] = {}
+
+    def decide(facts: AcceleratorFacts) -> ImageChoice:
+        kind = (facts.vendor.value, facts.product, facts.capability, facts.cuda, facts.driver)
+        if kind not in decided:
+            decided[kind] = choose_one(facts)
+        return decided[kind]
+
+    return decide
+
+
+class _Resolver:
+    def __init__(
+        self,
+        placement: PlacementSection,
+        nodes: Sequence[NodeView],
+        images: Sequence[CatalogueImage],
+        pinned: CatalogueImage | None,
+        known: Sequence[KnownType],
+    ) -> None:
+        self._placement, self._nodes, self._images, self._pinned = placement, nodes, images, pinned
+        self._known = sorted(known, key=lambda item: not item.is_live)
+        self._by_hardware: dict[tuple[str, ...], list[KnownType]] = {}
+        for item in self._known:
+            self._by_hardware.setdefault(item.key.hardware, []).append(item)
+        self.groups: dict[str, _Group] = {}
+        self.keys: dict[str, TypeKey] = {}
+        self.refused: list[ImageChoice] = []
+        self.notes: list[str] = []
+        self.matching = 0
+
+    def _group(self, key: TypeKey, choice: ImageChoice, cost: int, known: KnownType | None) -> _Group:
+        label = known.label if known else key.label
+        found = self.groups.get(label)
+        if found is None:
+            found = self.groups[label] = _Group(kept_choice(known) if known else choice, cost, known)
+            self.keys[label] = known.key if known else key
+        found.cost = min(found.cost, cost)
+        return found
+
+    def _place(self, node: str, facts: AcceleratorFacts, cost: int, fresh: ImageChoice) -> None:
+        staying = [k for k in self._by_hardware.get(hardware_of(facts), ()) if k.may_stay and k.key.runs_on(facts)]
+        live = [known for known in staying if known.is_live]
+        for known in live:
+            # Pods of each of these still fit here, whichever of them new pods go to.
+            self._group(known.key, fresh, cost, known)
+        key = _fresh_key(facts, fresh) if fresh.image else None
+        match = next((known for known in staying if key and known.label == key.label), None)
+        chosen = match if match and match.is_live else next(iter(live or staying), None)
+        if chosen is not None:
+            self._group(chosen.key, fresh, cost, chosen).add(node, facts, fresh)
+        elif key is not None:
+            self._group(key, fresh, cost, None).add(node, facts, fresh)
+        else:
+            self.refused.append(fresh)
+
+    def accelerators(self) -> None:
+        wanted = wanted_accelerators(self._placement)
+        choose_one = _memory_of(lambda facts: choose(self._images, self._pinned, facts))
+        unknown_memory: set[str] = set()
+        for view in self._nodes:
+            if view.is_plain or not selected(view.node, self._placement):
+                continue
+            self.notes += view.notes
+            for facts in view.accelerators:
+                if not tolerated(view.node, self._placement, facts.vendor):
+                    continue
+                self.matching += 1
+                fitting = [item for item in wanted if fits(item, facts)]
+                if not fitting:
+                    continue
+                if not facts.memory_mib and any(item.min_memory_gib for item in fitting):
+                    unknown_memory.add(view.name)
+                self._place(view.name, facts, min(item.cost_weight for item in fitting), choose_one(facts))
+        if unknown_memory:
+            self.notes.append(_MEMORY_UNKNOWN_NOTE.format(", ".join(sorted(unknown_memory)[:3])))
+
+    def cpus(self) -> None:
+        here = [
+            view.name
+            for view in self._nodes
+            if view.is_plain and selected(view.node, self._placement) and tolerated(view.node, self._placement, None)
+        ]
+        self.matching += len(here)
+        placement = self._placement
+        staying = [item for item in self._known if item.key.is_cpu and item.may_stay]
+        may = placement.cpu == CPUPolicy.ALLOWED and not placement.accelerators
+        runs = any(item.is_live for item in staying)
+        if not (placement.cpu == CPUPolicy.REQUIRED or (may and (runs or not (self.groups or self.refused)))):
+            return
+        if not here:
+            return
+        fresh = (
+            ImageChoice(self._pinned, "CPU", "Resolved", f"pinned image {self._pinned.image}")
+            if self._pinned
+            else choose_cpu(self._images)
+        )
+        known = next(iter(staying), None)
+        if fresh.image is None and known is None:
+            self.refused.append(fresh)
+            return
+        key = TypeKey(CPU_PRODUCT, variant=fresh.image.name if fresh.image else "", fit="CPU")
+        group = self._group(known.key if known else key, fresh, 100, known)
+        group.nodes += here
+        if known and fresh.image and fresh.image.image != known.image:
+            group.newer = fresh.image.image
+
+    def types(self) -> tuple[NodeType, ...]:
+        found = [
+            NodeType(
+                self.keys[label],
+                group.choice,
+                group.cost,
+                tuple(group.nodes),
+                min((facts.driver for facts in group.members), default="", key=version),
+                min((facts.cuda for facts in group.members), default="", key=version),
+                group.known,
+                group.newer,
+            )
+            for label, group in self.groups.items()
+        ]
+        # At one price whole accelerators come before slices of them.
+        return tuple(sorted(found, key=lambda item: (item.cost, item.key.sharing != "", item.key.product, item.label)))
+
+    def held(self) -> tuple[str, ...]:
+        """Live types that the spec still admits, and whose nodes are gone, unreadable or changed."""
+        gone = (item for item in self._known if item.is_live and item.label not in self.groups)
+        return tuple(sorted(item.label for item in gone if self._spec_admits(item)))
+
+    def _spec_admits(self, known: KnownType) -> bool:
+        key, placement = known.key, self._placement
+        if not known.may_stay:
+            return False
+        if key.is_cpu:
+            return placement.cpu != CPUPolicy.FORBIDDEN and not placement.accelerators
+        if placement.cpu == CPUPolicy.REQUIRED:
+            return False
+        seen = [facts for view in self._nodes for facts in view.accelerators if hardware_of(facts) == key.hardware]
+        if seen:
+            # Its accelerators are there: what they lack is said by the spec, or by what pods of the type need.
+            return any(fits(item, facts) for item in wanted_accelerators(placement) for facts in seen)
+        return any(
+            item.vendor.value == key.vendor
+            and names(item, key.product)
+            and (not item.min_compute_capability or version(key.capability) >= version(item.min_compute_capability))
+            for item in wanted_accelerators(placement)
+        )
 
 
 def resolve(
     placement: PlacementSection,
-    nodes: Sequence[Manifest],
+    nodes: Sequence[NodeView],
     images: Sequence[CatalogueImage],
     pinned: CatalogueImage | None,
+    known: Sequence[KnownType] = (),
 ) -> Resolution:
-    """Node types that a placement admits, cheapest first, each with its image."""
-    selected = [
-        node
-        for node in sorted(nodes, key=lambda node: str(node["metadata"]["name"]))
-        if tolerated(node, placement)
-        and all((node["metadata"].get("labels") or {}).get(k) == v for k, v in placement.node_selector.items())
-    ]
-    odd: list[str] = []
-    grouped: dict[tuple[Hardware, ImageChoice, int], list[tuple[str, str, str]]] = {}
-    refused: list[ImageChoice] = []
+    """Node types that a placement admits, cheapest first, each with its image; `nodes` in the order of their names."""
+    resolver = _Resolver(placement, nodes, images, pinned, known)
     if placement.cpu != CPUPolicy.REQUIRED:
-        for node in filter(has_accelerator, selected):
-            facts, why = read_accelerator(node)
-            if facts is None:
-                odd.append(why)
-                continue
-            wanted = placement.accelerators or (Accelerator(),)
-            costs = [accelerator.cost_weight for accelerator in wanted if fits(accelerator, facts)]
-            if not costs:
-                continue
-            choice = choose_cuda([pinned] if pinned else images, facts.capability, facts.cuda, facts.driver)
-            if pinned:
-                pin = CatalogueImage(pinned.name, pinned.image, pinned.cuda, (facts.capability,))
-                choice = choose_cuda([pin], facts.capability, facts.cuda, facts.driver)
-            if choice.image is None:
-                refused.append(choice)
-                continue
-            hardware = Hardware(facts.product, facts.capability, facts.sharing)
-            grouped.setdefault((hardware, choice, min(costs)), []).append(
-                (node["metadata"]["name"], facts.driver, facts.cuda)
-            )
-    cpu_wanted = placement.cpu == CPUPolicy.REQUIRED or (
-        placement.cpu == CPUPolicy.ALLOWED and not placement.accelerators and not grouped and not refused
-    )
-    if cpu_wanted:
-        plain = [node["metadata"]["name"] for node in selected if not has_accelerator(node)]
-        choice = ImageChoice(pinned, "CPU", "Resolved", "pinned image") if pinned else choose_cpu(images)
-        if plain and choice.image is None:
-            refused.append(choice)
-        elif plain:
-            grouped[Hardware(CPU_PRODUCT), choice, 100] = [(name, "", "") for name in plain]
-    types = [
-        NodeType(
-            hardware,
-            choice,
-            cost,
-            tuple(name for name, _, _ in members),
-            min((driver for _, driver, _ in members), default="", key=version),
-            min((cuda for _, _, cuda in members), default="", key=version),
-        )
-        for (hardware, choice, cost), members in grouped.items()
-    ]
-    types.sort(key=lambda item: (item.cost, item.key))
-    note = ("; " + "; ".join(odd)) if odd else ""
+        resolver.accelerators()
+    resolver.cpus()
+    types, held, notes = resolver.types(), resolver.held(), tuple(dict.fromkeys(resolver.notes))
+    note = "".join(f"; {text}" for text in notes[:5]) + (f"; and {len(notes) - 5} more" if len(notes) > 5 else "")
     if types:
-        products = ", ".join(sorted({item.hardware.product for item in types}))
-        images_used = "; ".join(sorted({item.choice.message for item in types}))
-        return Resolution(tuple(types), "Resolved", f"fits: {products}{note}", "Resolved", images_used, tuple(odd))
-    if refused:
-        worst = refused[0]
-        return Resolution((), "NoImage", f"nodes fit, but no image does: {worst.message}", worst.reason, worst.message)
-    exist = sorted({(node["metadata"].get("labels") or {}).get(PRODUCT_LABEL) or CPU_PRODUCT for node in nodes})
+        slow = [item for item in types if item.choice.fallback]
+        said = (slow or list(types))[0].choice.reason
+        images_used = "; ".join(dict.fromkeys(item.choice.message for item in (*slow, *types)))
+        products = ", ".join(sorted({item.key.product for item in types}))
+        # Nodes that can't be read are told where they matter; `explain nodes` and a metric always tell them.
+        return Resolution(types, "Resolved", f"fits: {products}", said, images_used, notes, held)
+    if resolver.refused:
+        worst = resolver.refused[0]
+        message = f"nodes fit, but no image does: {worst.message}{note}"
+        return Resolution((), "NoImage", message, worst.reason, worst.message, notes, held)
+    exist = sorted({facts.product for view in nodes for facts in view.accelerators} | _plain(nodes))
     message = (
-        f"no node fits {_asked(placement)}; {len(nodes)} nodes exist ({', '.join(exist) or 'none'}), {len(selected)} "
-        f"match nodeSelector and taints; change placement or add a node{note}"
+        f"no node fits {described(placement)}; {len(nodes)} nodes exist ({', '.join(exist) or 'none'}), "
+        f"{resolver.matching} match nodeSelector and taints; change placement or add a node{note}"
     )
-    return Resolution((), "NoNodeFits", message, "NoNodeFits", "no node fits, so no image was chosen", tuple(odd))
+    return Resolution((), "NoNodeFits", message, "NoNodeFits", "no node fits, so no image was chosen", notes, held)
 
 
-def affinity(item: NodeType) -> Manifest:
-    """Required node affinity, derived from the key alone."""
-    if item.hardware.is_cpu:
-        absent: list[Manifest] = [{"key": PRODUCT_LABEL, "operator": "DoesNotExist"}]
-        terms: list[Manifest] = [{"matchExpressions": absent}]
-    else:
-        product: Manifest = {"key": PRODUCT_LABEL, "operator": "In", "values": [item.hardware.product]}
-        major, minor = (*map(int, (item.key[5] or "0.0").split(".")), 0)[:2]
-        terms = []
-        for label in _CUDA_LABELS:
-            above: Manifest = {"key": f"{label}.major", "operator": "Gt", "values": [str(major)]}
-            same: Manifest = {"key": f"{label}.major", "operator": "In", "values": [str(major)]}
-            least: Manifest = {"key": f"{label}.minor", "operator": "Gt", "values": [str(minor - 1)]}
-            terms.append({"matchExpressions": [product, above]})
-            terms.append({"matchExpressions": [product, same, *([least] if item.choice.fit == "Native" else [])]})
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+def _plain(nodes: Sequence[NodeView]) -> set[str]:
+    return {CPU_PRODUCT} if any(view.is_plain for view in nodes) else set()
+
+
+def resolve_blindly(
+    placement: PlacementSection, images: Sequence[CatalogueImage], pinned: CatalogueImage | None
+) -> Resolution:
+    """Types from the spec alone, for an operator that may not read Nodes: products and image must be named."""
+    if placement.cpu == CPUPolicy.REQUIRED:
+        choice = ImageChoice(pinned, "CPU", "Resolved", "pinned image") if pinned else choose_cpu(images)
+        if choice.image is None:
+            return Resolution((), "NoImage", choice.message, choice.reason, choice.message)
+        key = TypeKey(CPU_PRODUCT, variant=choice.image.name, fit="CPU")
+        said = "nodes are not read: CPU nodes are taken"
+        return Resolution((NodeType(key, choice, 100, ()),), "Resolved", said, choice.reason, choice.message)
+    named = [(item, product) for item in placement.accelerators for product in item.products]
+    if not named or pinned is None or any(not item.products for item in placement.accelerators):
+        message = (
+            "the operator may not read Nodes (nodes.access); name every product in placement.accelerators[].products "
+            "and pin the image (image.policy Pinned with cudaVersion), or set placement.cpu to Required"
+        )
+        return Resolution((), "NodesNotReadable", message, "NodesNotReadable", message)
+    types = []
+    for item, product in named:
+        is_nvidia = item.vendor == Vendor.NVIDIA
+        fit, cuda = ("Native", pinned.cuda or "") if is_nvidia else ("Pinned", "")
+        resource = "nvidia.com/gpu" if is_nvidia else "amd.com/gpu"
+        choice = ImageChoice(pinned, fit, "Resolved", f"pinned image {pinned.image}; no driver was compared")
+        key = TypeKey(product, item.vendor.value, "", "", resource, pinned.name, fit, cuda)
+        types.append(NodeType(key, choice, item.cost_weight, ()))
+    types.sort(key=lambda item: (item.cost, item.label))
+    said = f"nodes are not read: the spec names {', '.join(product for _, product in named)}"
+    return Resolution(tuple(types), "Resolved", said, "Resolved", types[0].choice.message)

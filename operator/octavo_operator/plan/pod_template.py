@@ -10,8 +10,9 @@ from octavo_operator.api.inference_service import InferenceServiceSpec
 from octavo_operator.api.model_section import ModelSection, claim_path
 
 from . import server_contract as contract
+from .affinity import affinity, vendor_tolerations
 from .facts import Manifest, digest
-from .node_types import GPU_RESOURCE, NodeType, affinity
+from .node_types import NodeType
 from .quantities import canonical
 
 USER_ID = 65532
@@ -33,7 +34,7 @@ class Replica:
             "spec": spec_inputs(self.spec),
             "image": self.image,
             "blockSize": self.block_size_tokens,
-            "nodeType": list(self.node_type.key),
+            "nodeType": self.node_type.key.named(),
         }
 
     def name(self) -> str:
@@ -111,10 +112,21 @@ def scratch() -> tuple[list[Manifest], list[Manifest]]:
     return volumes, [{"name": name, "mountPath": path} for name, path in folders.items()]
 
 
+def shared_memory(replica: Replica) -> tuple[list[Manifest], list[Manifest]]:
+    """(volumes, mounts) of /dev/shm, through which the ranks of a replica exchange data: a runtime's 64 MiB are few."""
+    if replica.node_type.key.is_cpu:
+        return [], []
+    size = f"{replica.spec.engine.parallelism.tensor}Gi"
+    volume = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+    return [volume], [{"name": "shm", "mountPath": "/dev/shm"}]
+
+
 def environment(model: ModelSection) -> list[Manifest]:
     """Environment that all containers share."""
     entries: list[Manifest] = [
         {"name": "HOME", "value": "/tmp"},
+        # Triton writes what it compiles; the root file system is read-only.
+        {"name": "TRITON_CACHE_DIR", "value": f"{contract.CACHE_FOLDER}/triton"},
         {"name": contract.TERMINATION_ENV, "value": contract.TERMINATION_PATH},
     ]
     if model.secret_ref is not None and model.uri.startswith("hf://"):
@@ -131,7 +143,7 @@ def _serve_arguments(replica: Replica) -> list[str]:
         "--served-name": model.served_name or replica.service,
         "--max-length": str(model.max_length),
         "--port": str(contract.PORT),
-        "--device": "CPU" if replica.node_type.hardware.is_cpu else "Auto",
+        "--device": "CPU" if replica.node_type.key.is_cpu else "Auto",
         "--dtype": engine.dtype.value,
         "--quantization": engine.quantization.value,
         "--kv-dtype": cache.dtype.value,
@@ -147,13 +159,14 @@ def _serve_arguments(replica: Replica) -> list[str]:
 
 def _resources(replica: Replica) -> Manifest:
     given = replica.spec.placement.resources
-    cpu = replica.node_type.hardware.is_cpu
+    cpu = replica.node_type.key.is_cpu
     requests = {name: canonical(amount) for name, amount in given.requests.items()}
     limits = {name: canonical(amount) for name, amount in given.limits.items()}
     if not given.requests and not given.limits:
         requests = {"cpu": "500m", "memory": "1Gi"} if cpu else {"cpu": "2", "memory": "8Gi"}
     if not cpu:
-        limits[GPU_RESOURCE] = requests[GPU_RESOURCE] = str(replica.spec.engine.parallelism.tensor)
+        resource = replica.node_type.key.resource
+        limits[resource] = requests[resource] = str(replica.spec.engine.parallelism.tensor)
     return {part: amounts for part, amounts in (("requests", requests), ("limits", limits)) if amounts}
 
 
@@ -207,10 +220,29 @@ def _fetch(replica: Replica, mounts: list[Manifest]) -> Manifest:
     }
 
 
+def _apart(replica: Replica) -> list[Manifest]:
+    """Replicas on different nodes and zones where that is possible."""
+    mine = {
+        contract.SERVICE_LABEL: replica.service,
+        contract.ROLE_LABEL: contract.ROLE_SERVER,
+        contract.TEMPLATE_LABEL: replica.name(),
+    }
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": mine},
+        }
+        for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+    ]
+
+
 def render(replica: Replica) -> Manifest:
     """The pod template of a replica's inputs; stored in a ControllerRevision and from then on applied verbatim."""
     placement = replica.spec.placement
     volumes, mounts = scratch()
+    shared_volumes, shared_mounts = shared_memory(replica)
     model_volumes, model_mounts = model_volume(replica.spec.model)
     spec: Manifest = {
         "serviceAccountName": replica.service,
@@ -218,18 +250,21 @@ def render(replica: Replica) -> Manifest:
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": replica.spec.rollout.drain_seconds + contract.DRAIN_MARGIN_SECONDS,
         "securityContext": restricted_pod(),
-        "affinity": affinity(replica.node_type),
-        "containers": [_server(replica, mounts + model_mounts)],
-        "volumes": volumes + model_volumes,
+        "affinity": affinity(replica.node_type.key),
+        "topologySpreadConstraints": _apart(replica),
+        "containers": [_server(replica, mounts + shared_mounts + model_mounts)],
+        "volumes": volumes + shared_volumes + model_volumes,
     }
     if replica.spec.model.uri.startswith("hf://"):
         spec["initContainers"] = [_fetch(replica, mounts)]
     if placement.node_selector:
         spec["nodeSelector"] = dict(placement.node_selector)
-    if placement.tolerations:
-        spec["tolerations"] = [
-            toleration.model_dump(mode="json", by_alias=True, exclude_none=True) for toleration in placement.tolerations
-        ]
+    tolerations = [
+        toleration.model_dump(mode="json", by_alias=True, exclude_none=True) for toleration in placement.tolerations
+    ]
+    tolerations += [item for item in vendor_tolerations(replica.node_type.key) if item not in tolerations]
+    if tolerations:
+        spec["tolerations"] = tolerations
     if placement.priority_class_name:
         spec["priorityClassName"] = placement.priority_class_name
     labels = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 _BINARY = {f"{unit}i": 1024 ** (power + 1) for power, unit in enumerate("KMGTPE")}
 _DECIMAL = {"n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000), "": Fraction(1)}
@@ -37,3 +38,10 @@ def canonical(value: int | str) -> str:
         if (exact / _DECIMAL[unit]).denominator == 1:
             return f"{exact // _DECIMAL[unit]}{unit}"
     return str(value)
+
+
+@lru_cache(maxsize=4096)
+def micro(value: int | float | str) -> int | None:
+    """Millionths of the unit, rounded down; None when this is no quantity. Cluster objects repeat few amounts."""
+    exact = quantity(value)
+    return None if exact is None else int(exact * 1_000_000)

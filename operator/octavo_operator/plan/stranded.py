@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from . import server_contract as contract
-from .facts import Manifest
+from .manifest import Manifest
 
 PATIENCE = timedelta(seconds=15)
 """How long a pod may be unschedulable before its replica moves; less would fight autoscaled nodes."""
 
 
-def _since(pod: Manifest) -> datetime | None:
+def unschedulable_since(pod: Manifest) -> datetime | None:
     """Since when the scheduler has found no node for a pod; None when it has, or has not tried."""
     if pod["metadata"].get("deletionTimestamp") or pod.get("spec", {}).get("nodeName"):
         return None
@@ -33,7 +33,7 @@ def stranded(running: Mapping[str, int], pods: Iterable[Manifest], now: datetime
     placed: Counter[str] = Counter()
     waits: list[float] = []
     for pod in pods:
-        label, since = (pod["metadata"].get("labels") or {}).get(contract.NODE_TYPE_LABEL), _since(pod)
+        label, since = (pod["metadata"].get("labels") or {}).get(contract.NODE_TYPE_LABEL), unschedulable_since(pod)
         if label is None or pod["metadata"].get("deletionTimestamp"):
             continue
         if pod.get("spec", {}).get("nodeName"):

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from octavo_operator.api.engine_section import CacheDType, Quantization, Runtime
 from octavo_operator.api.inference_service import InferenceServiceSpec
-from octavo_operator.api.operation_section import RolloutSection, ScalingMode, ScalingSection
-from octavo_operator.api.placement_section import Vendor
+from octavo_operator.api.operation_section import ScalingMode, ScalingSection
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ def unsupported_fields(spec: InferenceServiceSpec) -> tuple[Unsupported, ...]:
     def note(field: str, value: object, essential: bool = False) -> None:
         found.append(Unsupported(field, str(value), essential))
 
-    engine, scaling, rollout = spec.engine, spec.scaling, spec.rollout
+    engine, scaling = spec.engine, spec.scaling
     if spec.model.uri.startswith("s3://"):
         note("model.uri", "s3://", essential=True)
     if spec.model.adapters:
@@ -40,8 +39,6 @@ def unsupported_fields(spec: InferenceServiceSpec) -> tuple[Unsupported, ...]:
         note("engine.kvCache.dtype", engine.kv_cache.dtype.value, essential=True)
     if engine.parallelism.tensor > 1:
         note("engine.parallelism.tensor", engine.parallelism.tensor, essential=True)
-    if any(accelerator.vendor == Vendor.AMD for accelerator in spec.placement.accelerators):
-        note("placement.accelerators[].vendor", Vendor.AMD.value)
     plain = ScalingSection()
     if scaling.mode == ScalingMode.OPERATOR:
         if scaling.max_replicas is not None and scaling.max_replicas > max(1, scaling.min_replicas):
@@ -49,6 +46,4 @@ def unsupported_fields(spec: InferenceServiceSpec) -> tuple[Unsupported, ...]:
         for field in ("target_utilization_percent", "scale_down_seconds", "idle_seconds"):
             if getattr(scaling, field) != getattr(plain, field):
                 note(f"scaling.{ScalingSection.model_fields[field].alias}", getattr(scaling, field))
-    if rollout.wait_seconds != RolloutSection().wait_seconds:
-        note("rollout.waitSeconds", rollout.wait_seconds)
     return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ _FAULTS = (
     "CreateContainerConfigError",
     "CreateContainerError",
 )
+_NO_ACCELERATOR = re.compile(r"Insufficient (nvidia|amd)\.com/")
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ def fault(pod: Manifest) -> Fault | None:
             return Fault("ContainerEnded", f"pod {name} ended with exit code {ended.get('exitCode')}; see its log")
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            if _NO_ACCELERATOR.search(condition.get("message", "")):
+                return Fault("WaitingForAccelerator", f"pod {name} waits for a free accelerator")
             return Fault("Unschedulable", f"pod {name} waits for a node: {condition.get('message', '')}")
     return None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from .conditions import Verdict, conditions
-from .pods import first_fault, is_ready
+from .pods import Fault, first_fault, is_ready
 
 Manifest = dict[str, Any]
 
@@ -29,6 +29,10 @@ class TypeInUse:
     image: str = ""
     block_size_tokens: int = 0
     block_size_reason: str = ""
+    image_mode: str = ""
+    """How the driver runs the image: Native, MinorVersion, CPU or Pinned."""
+    kernel_fallback: str = ""
+    """Why slower kernels may run; empty when the fast ones do."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,33 @@ class View:
     before: Mapping[str, Any] = field(default_factory=dict)
     template_label: str = ""
     node_type_label: str = ""
+    waiting: str = ""
+    """What a rollout waits for; empty when it does not wait."""
+    leaves_gap: bool = False
+    """Whether the only replica ends before the new one serves."""
+
+
+_WITHOUT_EFFECT_ON_READY = ("Tuned", "ScalingActive")
+_HARMLESS = ("FieldsWithoutEffect", "TypeHeld")
+"""Reasons of conditions that are false and keep no replica from serving."""
+
+
+def _blocker(verdicts: Iterable[Verdict]) -> Verdict | None:
+    """The first condition that keeps replicas from starting."""
+    for verdict in verdicts:
+        if (
+            verdict.state is not True
+            and verdict.type not in _WITHOUT_EFFECT_ON_READY
+            and verdict.reason not in _HARMLESS
+        ):
+            return verdict
+    return None
+
+
+def _waits_for(view: View, pods: Iterable[Manifest]) -> str:
+    """Products that pods without a node wait for."""
+    labels = {_labels(pod).get(view.node_type_label) for pod in pods if not pod.get("spec", {}).get("nodeName")}
+    return ", ".join(dict.fromkeys(item.product for item in view.types if item.label in labels))
 
 
 def _labels(pod: Manifest) -> dict[str, str]:
@@ -66,11 +97,12 @@ def _pod_verdicts(view: View) -> list[Verdict]:
     ]
     fresh = sum(map(is_ready, current))
     old = len(alive) - len(current)
-    blocked = next((v for v in view.verdicts if v.state is not True and v.type not in ("Tuned", "ScalingActive")), None)
-    if blocked is not None and blocked.type == "SpecHonoured" and blocked.reason == "FieldsWithoutEffect":
-        rest = [v for v in view.verdicts if v.type != "SpecHonoured" and v.type not in ("Tuned", "ScalingActive")]
-        blocked = next((v for v in rest if v.state is not True), None)
+    blocked = _blocker(view.verdicts)
     trouble = first_fault(current) or first_fault(alive)
+    if trouble is not None and trouble.reason == "WaitingForAccelerator":
+        trouble = Fault(trouble.reason, f"no accelerator is free: waiting for {_waits_for(view, alive) or 'one'}")
+    if view.waiting:
+        trouble = Fault("WaitingForAccelerator", view.waiting)
     count = f"{fresh} of {view.desired} replicas of the current template serve"
     available = Verdict(
         "Available",
@@ -100,6 +132,8 @@ def _pod_verdicts(view: View) -> list[Verdict]:
         ]
     ending = f", {old} of an older template still run" if old else ""
     reason = "RollingOut" if old else "Starting"
+    if view.leaves_gap and not serving:
+        reason, ending = "Replacing", "; the only replica ended to make room, and nothing serves until the new one does"
     return [
         available,
         Verdict("Ready", False, reason, count + ending),
@@ -124,6 +158,8 @@ def project(view: View) -> Manifest:
                 "blockSizeReason": item.block_size_reason,
                 "replicas": item.replicas,
                 "readyReplicas": sum(map(is_ready, here)),
+                **({"imageMode": item.image_mode} if item.image_mode else {}),
+                **({"kernelFallback": item.kernel_fallback} if item.kernel_fallback else {}),
             }
         )
     scaling = {key: value for key, value in (view.before.get("scaling") or {}).items() if key != "desired"}

@@ -1,0 +1,88 @@
+"""Nodes as plans see them, and how much of them is taken. Read once per change of a Node, not once per plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .accelerators import AcceleratorFacts, has_accelerator, read_accelerators
+from .admission import open_for_pods
+from .manifest import Manifest
+from .quantities import micro
+
+Amounts = Mapping[str, int]
+"""Resource → millionths of its unit."""
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node, read."""
+
+    name: str
+    node: Manifest
+    accelerators: tuple[AcceleratorFacts, ...]
+    notes: tuple[str, ...]
+    """A sentence for each label that could not be read."""
+    is_plain: bool
+    """Whether it neither shows nor announces accelerators."""
+    is_open: bool
+    """Whether the scheduler would put a pod there now."""
+    allocatable: Amounts
+
+
+def view(node: Manifest) -> NodeView:
+    """Read a Node of the API server; odd values become notes, never errors."""
+    found, notes = read_accelerators(node)
+    allocatable = {name: micro(amount) for name, amount in (node.get("status", {}).get("allocatable") or {}).items()}
+    return NodeView(
+        str(node["metadata"]["name"]),
+        node,
+        found,
+        notes,
+        not has_accelerator(node),
+        open_for_pods(node),
+        {name: amount for name, amount in allocatable.items() if amount is not None},
+    )
+
+
+def requests_of(pod_spec: Manifest) -> dict[str, int]:
+    """What the scheduler counts for a pod: its containers together or its largest init container, and the pod."""
+    total: dict[str, int] = {}
+    for container in pod_spec.get("containers") or ():
+        for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
+            total[name] = total.get(name, 0) + (micro(amount) or 0)
+    for container in pod_spec.get("initContainers") or ():
+        for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
+            total[name] = max(total.get(name, 0), micro(amount) or 0)
+    for name, amount in (pod_spec.get("overhead") or {}).items():
+        total[name] = total.get(name, 0) + (micro(amount) or 0)
+    total["pods"] = 1_000_000
+    return total
+
+
+def holds_resources(pod: Manifest) -> bool:
+    """Whether a pod takes something from a node."""
+    ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return bool(pod.get("spec", {}).get("nodeName")) and not ended
+
+
+def usage_of(pods: Iterable[Manifest]) -> dict[str, dict[str, int]]:
+    """What pods take from each node."""
+    usage: dict[str, dict[str, int]] = {}
+    for pod in filter(holds_resources, pods):
+        taken = usage.setdefault(pod["spec"]["nodeName"], {})
+        for name, amount in requests_of(pod["spec"]).items():
+            taken[name] = taken.get(name, 0) + amount
+    return usage
+
+
+def room(nodes: Iterable[NodeView], usage: Mapping[str, Amounts], pod_spec: Manifest) -> int:
+    """How many more of these pods the open nodes among these can take, as far as requests are known."""
+    needs = {name: amount for name, amount in requests_of(pod_spec).items() if amount}
+    total = 0
+    for node in nodes:
+        if node.is_open:
+            taken = usage.get(node.name, {})
+            slots = ((node.allocatable.get(name, 0) - taken.get(name, 0)) // amount for name, amount in needs.items())
+            total += max(0, min(slots))
+    return total
