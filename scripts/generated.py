@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from octavo_operator.api.schema import inference_service_crd, render_crds
+from octavo_operator.status import reasons
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -46,7 +47,19 @@ def reference_page() -> dict[Path, str]:
     return {ROOT / "docs" / "reference" / "inference-service.md": reference.render(inference_service_crd())}
 
 
-GENERATORS: tuple[Generator, ...] = (crds, chart_crds, performance_page, reference_page, catalogue.generate)
+def reasons_page() -> dict[Path, str]:
+    """The how-to of all reasons of conditions."""
+    return {ROOT / "docs" / "how-to" / "why-is-it-not-ready.md": reasons.render()}
+
+
+GENERATORS: tuple[Generator, ...] = (
+    crds,
+    chart_crds,
+    performance_page,
+    reference_page,
+    catalogue.generate,
+    reasons_page,
+)
 
 
 def differences(wanted: Mapping[Path, str]) -> list[Path]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .api.schema import render_crds
-from .settings import LeaseSettings, Settings, SettingsError, account_folder, read_catalogue
+from .settings import LeaseSettings, Settings, SettingsError, account_folder, read_catalogue, read_egress
 
 REFUSED, FAILED = 2, 1
 PREFIX = "OCTAVO_OPERATOR_"
@@ -51,9 +51,15 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="watch the cluster and reconcile", description="Watch and reconcile.")
     explain = commands.add_parser(
-        "explain", help="tell what is planned for a service, and why", description="Only reads; uses KUBECONFIG."
+        "explain",
+        help="tell what is planned for a service, or what is known of the nodes, and why",
+        description="Only reads; uses KUBECONFIG.",
     )
-    explain.add_argument("service", metavar="SERVICE", help="name of the InferenceService")
+    explain.add_argument(
+        "service",
+        metavar="SERVICE|nodes",
+        help="name of an InferenceService (ois/nodes for one of this name), or nodes",
+    )
     explain.add_argument("-n", "--namespace", default="default", help="its namespace (default: default)")
     for command in (run, explain):
         _add(command, "--catalogue", type=Path, metavar="FILE", what="images of the server (YAML, from the chart)")
@@ -61,6 +67,16 @@ def _parser() -> argparse.ArgumentParser:
         switch = {"choices": ("Enabled", "Disabled"), "default": "Enabled"}
         _add(command, "--nodes-access", what="whether Nodes may be read", **switch)
         _add(command, "--monitoring-namespace", metavar="NAME", what="namespace that may reach the pods' metrics")
+        _add(command, "--gateway-namespace", metavar="NAME", what="namespace that may send requests to models")
+        _add(command, "--egress", default="", metavar="CIDR=PORT,…", what="where pods that fetch a model may connect")
+        _add(command, "--image-prefixes", default="", metavar="A,B", what="what pinned images may begin with; * = all")
+        _add(
+            command,
+            "--argument-prefixes",
+            default="*",
+            metavar="A,B",
+            what="what flags of engine.extraArgs may begin with; * = all",
+        )
     _add(run, "--host", default="127.0.0.1", what="address of /healthz, /readyz and /metrics")
     _add(run, "--port", type=int, default=8080, what="their port")
     _add(run, "--workers", type=int, default=4, what="services reconciled at once")
@@ -111,13 +127,16 @@ def _settings(flags: argparse.Namespace) -> Settings:
         value = given.get(name)
         if value is not None and not lowest <= value <= highest:
             raise SettingsError(f"--{name.replace('_', '-')} {value}: must lie between {lowest} and {highest}")
-    names = ("host", "port", "workers", "resync_seconds", "monitoring_namespace")
+    names = ("host", "port", "workers", "resync_seconds", "monitoring_namespace", "gateway_namespace")
     return Settings(
         lease=_lease(flags),
         images=read_catalogue(flags.catalogue),
         namespaces=tuple(filter(None, flags.namespaces.split(","))),
         nodes_access=flags.nodes_access == "Enabled",
         account_folder=account_folder(os.environ),
+        egress=read_egress(flags.egress),
+        image_prefixes=tuple(filter(None, flags.image_prefixes.split(","))),
+        argument_prefixes=tuple(filter(None, flags.argument_prefixes.split(","))),
         **{name: given[name] for name in names if given.get(name) is not None},
     )
 
@@ -134,9 +153,12 @@ def _act(flags: argparse.Namespace) -> None:
         logging.basicConfig(level=flags.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         asyncio.run(run(settings))
     else:
-        from .explain import explain
+        from .explain import explain, explain_nodes
 
-        print(asyncio.run(explain(settings, flags.namespace, flags.service)))
+        if flags.service == "nodes":
+            print(asyncio.run(explain_nodes(settings)))
+        else:
+            print(asyncio.run(explain(settings, flags.namespace, flags.service.removeprefix("ois/"))))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,12 +6,25 @@ import time
 from datetime import UTC, datetime
 
 from .cluster.client import connect
+from .cluster.resources import NODES
 from .control.indexes import Indexes
 from .control.listing import fill
 from .control.loop import plan_settings
 from .control.reconcile import Reconciler
 from .plan import difference, plan
+from .plan.node_report import findings, report
+from .plan.planner import resolution_of
 from .settings import Settings, SettingsError
+
+
+async def explain_nodes(settings: Settings) -> str:
+    """A text for people about every node. Raises SettingsError when Nodes may not be read, ApiError."""
+    if not settings.nodes_access:
+        raise SettingsError("--nodes-access Disabled: nothing is known of nodes; explain a service instead")
+    async with connect(settings.account_folder) as client:
+        indexes = Indexes()
+        await fill(client, indexes, settings, [NODES])
+    return report(findings(indexes.views(), settings.images))
 
 
 async def explain(settings: Settings, namespace: str, name: str) -> str:
@@ -37,6 +50,11 @@ async def explain(settings: Settings, namespace: str, name: str) -> str:
             f"  {item['name']}: {item.get('replicas', 0)} replicas, image {item.get('image')},"
             f" block size {item.get('blockSize')} ({item.get('blockSizeReason')})"
         )
+    lines += ["", "Types that the placement admits, cheapest first"]
+    for kind in resolution_of(facts):
+        lines.append(f"  {kind.label}: {kind.key.product}, {len(kind.nodes)} nodes, {kind.choice.message}")
+        if kind.choice.upgrade:
+            lines.append(f"    {kind.choice.upgrade}")
     lines += ["", "Objects"]
     for manifest in wanted.objects:
         live = facts.owned_of(manifest["kind"]).get(manifest["metadata"]["name"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
 
 import yaml
 
-from .plan import CatalogueImage
+from .plan import CatalogueImage, Egress
 
 DEFAULT_ACCOUNT_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 
@@ -39,6 +40,10 @@ class Settings:
     """Namespaces to watch; empty = all."""
     nodes_access: bool = True
     monitoring_namespace: str | None = None
+    gateway_namespace: str | None = None
+    egress: tuple[Egress, ...] = ()
+    image_prefixes: tuple[str, ...] = ()
+    argument_prefixes: tuple[str, ...] = ("*",)
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 4
@@ -61,6 +66,20 @@ def read_catalogue(path: Path) -> tuple[CatalogueImage, ...]:
         return tuple(CatalogueImage.parse(entry) for entry in entries)
     except ValueError as error:
         raise SettingsError(f"--catalogue {path}: {error}") from error
+
+
+def read_egress(text: str) -> tuple[Egress, ...]:
+    """Addresses as `CIDR=PORT,…`, such as 10.1.2.3/32=3128; raises SettingsError."""
+    found = []
+    for part in filter(None, text.split(",")):
+        cidr, _, port = part.rpartition("=")
+        try:
+            found.append(Egress(str(ip_network(cidr)), int(port)))
+        except ValueError as error:
+            raise SettingsError(f"--egress {part}: {error}; write CIDR=PORT, such as 10.1.2.3/32=3128") from error
+        if not 1 <= found[-1].port <= 65535:
+            raise SettingsError(f"--egress {part}: the port must lie between 1 and 65535")
+    return tuple(found)
 
 
 def account_folder(environment: Mapping[str, str]) -> Path:

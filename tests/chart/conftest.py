@@ -34,6 +34,12 @@ MATRIX: dict[str, dict[str, Any]] = {
         "priorityClassName": "system-cluster-critical",
         "serviceAccount": {"annotations": {"a": "b"}},
         "extraArgs": ["--log-level=Debug"],
+        "policy": {"imagePrefixes": ["registry.example/team", "*"], "argumentPrefixes": []},
+        "networkPolicy": {
+            "monitoringNamespace": "monitoring",
+            "gatewayNamespace": "gateway",
+            "egress": [{"cidr": "10.1.2.3/32", "port": 3128}, {"cidr": "fd00::/8", "port": 443}],
+        },
         "extraEnv": [{"name": "NO_PROXY", "value": "*"}],
     },
 }

@@ -56,6 +56,31 @@ def test_the_operator_listens_on_its_pods_address_alone(render):
     assert address["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
 
 
+def test_the_operator_takes_the_arguments_that_the_chart_gives_it(render, chart_values):
+    from octavo_operator.__main__ import _parser
+    from octavo_operator.settings import read_egress
+
+    [container] = the(render(chart_values), "Deployment")["spec"]["template"]["spec"]["containers"]
+    flags = _parser().parse_args(container["args"])
+    policy = chart_values.get("policy", {"imagePrefixes": [], "argumentPrefixes": ["*"]})
+    assert list(filter(None, flags.image_prefixes.split(","))) == policy["imagePrefixes"]
+    assert list(filter(None, flags.argument_prefixes.split(","))) == policy["argumentPrefixes"]
+    network = chart_values.get("networkPolicy", {})
+    assert flags.monitoring_namespace == network.get("monitoringNamespace")
+    assert flags.gateway_namespace == network.get("gatewayNamespace")
+    wanted = [(item["cidr"], item["port"]) for item in network.get("egress", [])]
+    assert [(item.cidr, item.port) for item in read_egress(flags.egress)] == wanted
+
+
+def test_the_catalogue_of_the_values_is_what_the_variants_file_says():
+    variants = yaml.safe_load((ROOT / "server_image" / "variants.yaml").read_text())["variants"]
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["serverImages"]
+    kept = ("name", "cuda", "computeCapabilities", "ptx", "torch", "triton")
+    assert [{key: item[key] for key in kept} for item in values] == [
+        {key: item[key] for key in kept} for item in variants
+    ]
+
+
 def test_a_digest_decides_over_the_tag(render):
     digest = "sha256:" + "a" * 64
     objects = render({"image": {"repository": "r/octavo-operator", "tag": "1.2.3", "digest": digest}})

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from octavo_operator.cluster.resources import BY_KIND, NODES, PODS, SERVICES
 from octavo_operator.control.indexes import Indexes
+from octavo_operator.plan.inventory import usage_of
 
 DEPLOYMENTS = BY_KIND["Deployment"]
 SERVICE_LABEL = "serving.octavo.dev/service"
@@ -126,3 +127,86 @@ def test_what_no_plan_reads_is_not_kept():
     ours = item("q", 1, service="a", spec=spec, status={"phase": "Running", "conditions": [{"type": "Ready"}]})
     indexes.store(PODS, ours)
     assert indexes.pods(("n", "a"))[0]["status"]["conditions"] == [{"type": "Ready"}]
+
+
+def pod(name, version, *, node=None, phase="Running", gpus="1", uid="u"):
+    containers = [{"name": "c", "resources": {"requests": {"nvidia.com/gpu": gpus, "cpu": "500m"}}}]
+    spec = {"containers": containers, **({"nodeName": node} if node else {})}
+    return item(name, version, uid=uid, spec=spec, status={"phase": phase})
+
+
+PODS_OVER_TIME = st.lists(
+    st.tuples(
+        st.sampled_from(["p1", "p2", "p3"]),
+        st.integers(1, 30),
+        st.sampled_from(["n1", "n2", None]),
+        st.sampled_from(["Running", "Succeeded", "Pending"]),
+        st.sampled_from(["1", "2"]),
+        st.sampled_from(["store", "store", "remove"]),
+    ),
+    max_size=30,
+)
+
+
+@given(PODS_OVER_TIME)
+def test_what_is_taken_from_nodes_equals_a_sum_over_all_pods(changes):
+    indexes = Indexes()
+    for name, version, node, phase, gpus, what in changes:
+        changed = pod(name, version, node=node, phase=phase, gpus=gpus)
+        (indexes.store if what == "store" else indexes.remove)(PODS, changed)
+        assert indexes.usage() == usage_of(indexes.all("Pod"))
+
+
+def gpu_node(name, version, product, **more):
+    labels = {
+        "nvidia.com/gpu.product": product,
+        "nvidia.com/gpu.compute.major": "9",
+        "nvidia.com/gpu.compute.minor": "0",
+        "nvidia.com/cuda.runtime-version.full": "12.8",
+        **more,
+    }
+    metadata = {"name": name, "uid": name, "resourceVersion": str(version), "labels": labels}
+    return {"metadata": metadata, "status": {"allocatable": {"nvidia.com/gpu": "8"}}}
+
+
+def wants(name, version, *products, **more):
+    placement = {"accelerators": [{"products": list(products)}]} if products else more
+    body = {"spec": {"model": {"uri": "file:///m"}, "placement": placement}}
+    return item(name, version, uid=name, **body)
+
+
+def test_a_node_concerns_the_services_that_its_states_before_or_after_can_serve():
+    indexes = Indexes()
+    for service in (
+        wants("h100", 1, "NVIDIA-H100"),
+        wants("both", 2, "NVIDIA-H100", "NVIDIA-L4"),
+        wants("any", 3, cpu="Forbidden"),
+        wants("cpu", 4, cpu="Required"),
+        item("malformed", 5, uid="malformed", spec={"placement": {"cpu": "Perhaps"}}),
+    ):
+        indexes.store(SERVICES, service)
+
+    def names(keys):
+        return {name for _, name in keys}
+
+    assert names(indexes.store(NODES, gpu_node("g1", 6, "NVIDIA-L4"))) == {"both", "any", "malformed"}
+    assert names(indexes.store(NODES, gpu_node("g1", 7, "NVIDIA-H100"))) == {"h100", "both", "any", "malformed"}
+    assert indexes.store(NODES, gpu_node("g1", 8, "NVIDIA-H100")) == set(), "a heartbeat concerns nobody"
+    odd = gpu_node("g1", 9, "NVIDIA-H100", **{"nvidia.com/gpu.compute.major": ""})
+    assert names(indexes.store(NODES, odd)) == {"h100", "both", "any", "malformed"}
+    assert names(indexes.remove(NODES, odd)) == {"h100", "both", "any", "malformed"}
+    plain = {"metadata": {"name": "c1", "uid": "c1", "resourceVersion": "10"}, "status": {"allocatable": {"cpu": "4"}}}
+    concerned = names(indexes.store(NODES, plain))
+    assert "cpu" in concerned
+    assert "any" not in concerned, "it forbids CPUs"
+    indexes.remove(SERVICES, wants("both", 20, "NVIDIA-H100", "NVIDIA-L4"))
+    assert "both" not in names(indexes.store(NODES, gpu_node("g2", 21, "NVIDIA-H100")))
+
+
+def test_a_foreign_object_under_the_name_of_a_service_concerns_it_when_it_comes_and_goes():
+    indexes = Indexes()
+    indexes.store(SERVICES, wants("chat", 1, cpu="Required"))
+    foreign = item("chat", 2, uid="f")
+    assert indexes.store(BY_KIND["Service"], foreign) == {("n", "chat")}
+    assert indexes.remove(BY_KIND["Service"], foreign) == {("n", "chat")}
+    assert indexes.store(BY_KIND["Service"], item("other", 3, uid="o")) == set()

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from octavo_operator.cluster.resources import NODES, PODS, SERVICES, Resource
+from octavo_operator.cluster.resources import NODES, OWNED, PODS, SERVICES, Resource
 from octavo_operator.plan.inventory import Amounts, NodeView
 from octavo_operator.plan.inventory import view as read_node
 from octavo_operator.plan.server_contract import SERVICE_LABEL
@@ -165,6 +165,9 @@ class Indexes:
         service = _service_of(item)
         if service is not None:
             return {service}
+        if resource in OWNED:
+            # Somebody else's object under a name that a service needs: it came, or is out of the way now.
+            return {_key(item)} & self._items[SERVICES.kind].keys()
         if resource.kind == "PersistentVolumeClaim":
             return {key for key in self._items[SERVICES.kind] if key[0] == item["metadata"].get("namespace")}
         return set()

@@ -41,7 +41,14 @@ def _now() -> datetime:
 def plan_settings(settings: Settings) -> PlanSettings:
     """The part of the settings that reaches plans."""
     return PlanSettings(
-        settings.lease.namespace, settings.monitoring_namespace, settings.images, reads_nodes=settings.nodes_access
+        settings.lease.namespace,
+        settings.monitoring_namespace,
+        settings.images,
+        reads_nodes=settings.nodes_access,
+        image_prefixes=settings.image_prefixes,
+        argument_prefixes=settings.argument_prefixes,
+        gateway_namespace=settings.gateway_namespace,
+        egress=settings.egress,
     )
 
 

@@ -12,7 +12,7 @@ from octavo_operator import metrics
 from octavo_operator.cluster.client import ApiError, Client
 from octavo_operator.cluster.resources import BY_KIND, CLAIMS, SERVICES, Resource
 from octavo_operator.plan import Event, Facts, Plan, PlanSettings, difference, plan
-from octavo_operator.plan.server_contract import MANIFEST_HASH
+from octavo_operator.plan.server_contract import FIELD_MANAGER, MANAGED_BY_LABEL, MANIFEST_HASH, SERVICE_LABEL
 from octavo_operator.status.conditions import Verdict, conditions
 
 from .events import Recorder
@@ -86,6 +86,7 @@ class Reconciler:
         why = difference(manifest, facts.owned_of(manifest["kind"]).get(manifest["metadata"]["name"]))
         if why is None or self._is_contested(manifest):
             return
+        self._refuse_taken(facts, manifest)
         log.info("%s %s: applied, since %s", manifest["kind"], _name(manifest), why)
         live = await self._client.apply(resource, manifest)
         left = difference(manifest, live)
@@ -106,6 +107,25 @@ class Reconciler:
                 CONTESTED_SECONDS,
             )
             self._contested[_mark(manifest)] = (_hash(manifest), time.monotonic() + CONTESTED_SECONDS)
+
+    def _refuse_taken(self, facts: Facts, manifest: Object) -> None:
+        """Raise when the name belongs to an object that is not this service's: applying would take it over, and the
+        end of the service would be its end."""
+        meta, service = manifest["metadata"], facts.service["metadata"]
+        found = self._indexes.get(manifest["kind"], (meta["namespace"], meta["name"]))
+        if found is None:
+            return
+        owners = found["metadata"].get("ownerReferences") or ()
+        if any(owner.get("uid") == service["uid"] for owner in owners):
+            return
+        what = f"{manifest['kind']} {meta['name']}"
+        if any(owner.get("kind") == SERVICES.kind and owner.get("name") == service["name"] for owner in owners):
+            raise ApiError(409, "Conflict", f"{what} belongs to a deleted service of this name and will go")
+        labels = found["metadata"].get("labels") or {}
+        ours = labels.get(MANAGED_BY_LABEL) == FIELD_MANAGER and labels.get(SERVICE_LABEL) == service["name"]
+        if owners or not ours:
+            message = f"{what} exists and is not this service's; rename the InferenceService, or remove that object"
+            raise ApiError(422, "NameTaken", message)
 
     def _is_contested(self, manifest: Object) -> bool:
         found = self._contested.get(_mark(manifest))
@@ -141,9 +161,10 @@ class Reconciler:
 
     async def _refused(self, facts: Facts, wanted: Plan, error: ApiError) -> None:
         """The API server will not have an object: say so, and wait for something to change."""
-        log.warning("%s: the API server refused an object: %s", _name(facts.service), error)
+        log.warning("%s: an object was refused: %s", _name(facts.service), error)
         metrics.RECONCILE_ERRORS.labels(error.reason).inc()
-        message = f"the API server refused an object of this service: {error.message}"
+        taken = error.reason == "NameTaken"
+        message = error.message if taken else f"the API server refused an object of this service: {error.message}"
         await self._tell(facts, wanted.status, ("Ready", "Progressing"), error.reason, message)
 
     async def tell_fault(self, key: Key, error: Exception) -> None:

@@ -73,7 +73,7 @@ class PlanSettings:
     """Whether the operator may read Nodes."""
     image_prefixes: tuple[str, ...] = ()
     """What a pinned image may begin with, beside the repositories of the catalogue's images."""
-    argument_prefixes: tuple[str, ...] = ("--",)
+    argument_prefixes: tuple[str, ...] = ("*",)
     """What a flag of engine.extraArgs may begin with."""
     gateway_namespace: str | None = None
     """Namespace whose pods may send requests to models."""

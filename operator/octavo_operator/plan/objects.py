@@ -70,12 +70,10 @@ def disruption_budget(facts: Facts) -> Manifest:
 
 
 def network_policy(facts: Facts, settings: PlanSettings, outward: bool) -> Manifest:
-    """Who reaches the pods of a service, and what they reach; `outward` opens TCP 443 for the model's source."""
+    """Who reaches the pods of a service, and what they reach; `outward` opens the way to its source."""
     name = facts.service["metadata"]["name"]
-    namespaces = {settings.operator_namespace, settings.monitoring_namespace} - {
-        None,
-        facts.service["metadata"]["namespace"],
-    }
+    others = (settings.operator_namespace, settings.monitoring_namespace, settings.gateway_namespace)
+    namespaces = {*others} - {None, "", facts.service["metadata"]["namespace"]}
     peers: list[Manifest] = [{"podSelector": {}}]
     peers += [
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
@@ -84,6 +82,10 @@ def network_policy(facts: Facts, settings: PlanSettings, outward: bool) -> Manif
     egress: list[Manifest] = [{"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}]
     if outward:
         egress.append({"ports": [{"port": 443, "protocol": "TCP"}]})
+        egress += [
+            {"to": [{"ipBlock": {"cidr": entry.cidr}}], "ports": [{"port": entry.port, "protocol": "TCP"}]}
+            for entry in settings.egress
+        ]
     spec = {
         "podSelector": {"matchLabels": {contract.SERVICE_LABEL: name}},
         "policyTypes": ["Ingress", "Egress"],

@@ -16,11 +16,12 @@ from . import objects
 from . import server_contract as contract
 from .deployments import known_types
 from .drift import stamped
-from .facts import CatalogueImage, Event, Facts, Manifest, Plan
+from .facts import CatalogueImage, Event, Facts, Manifest, Plan, PlanSettings
 from .fleet import Fleet, plan_fleet
 from .model_check import check_model
-from .node_types import Resolution, resolve, resolve_blindly
+from .node_types import NodeType, Resolution, resolve, resolve_blindly
 from .pod_template import fetches_for_itself, limits_traffic
+from .policy import refusals
 from .rollout import label_of
 from .support import unsupported_fields
 
@@ -56,7 +57,11 @@ def _pinned(spec: InferenceServiceSpec) -> CatalogueImage | None:
     return CatalogueImage("pinned", spec.image.reference, spec.image.cuda_version)
 
 
-def _support(spec: InferenceServiceSpec) -> tuple[Verdict, bool]:
+def _support(spec: InferenceServiceSpec, settings: PlanSettings) -> tuple[Verdict, bool]:
+    refused = refusals(spec, settings)
+    if refused:
+        message = f"the administrator does not allow this: {'; '.join(refused)}; no replica is started from this spec"
+        return Verdict("SpecHonoured", False, "NotAllowed", message), False
     found = unsupported_fields(spec)
     if not found:
         return Verdict("SpecHonoured", True, "Honoured", "every field has effect"), True
@@ -92,6 +97,15 @@ def _resolve(facts: Facts, spec: InferenceServiceSpec, pinned: CatalogueImage | 
     if not facts.settings.reads_nodes:
         return resolve_blindly(spec.placement, facts.settings.images, pinned)
     return resolve(spec.placement, facts.views, facts.settings.images, pinned, known_types(facts, spec))
+
+
+def resolution_of(facts: Facts) -> tuple[NodeType, ...]:
+    """Node types that a service's placement admits now; empty for a malformed object."""
+    try:
+        spec = InferenceService.parse(facts.service).spec
+    except ValidationError:
+        return ()
+    return _resolve(facts, spec, _pinned(spec)).types
 
 
 def _node_verdicts(facts: Facts, resolution: Resolution) -> list[Verdict]:
@@ -153,7 +167,7 @@ def plan(facts: Facts) -> Plan:
     live = facts.owned_of("Deployment")
     scaling = _scaling(spec, sum(int(item["spec"].get("replicas", 0)) for item in live.values()))
     pinned = _pinned(spec)
-    honoured, runnable = _support(spec)
+    honoured, runnable = _support(spec, settings)
     resolution = _resolve(facts, spec, pinned)
     verdicts = [honoured, *_node_verdicts(facts, resolution)]
     manifests = [objects.service_account(facts), objects.service(facts), objects.disruption_budget(facts)]

@@ -1,0 +1,195 @@
+"""What users may choose, whom they may not displace, and what generated pods can do."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from octavo_operator.cluster.resources import BY_KIND
+from octavo_operator.plan import CatalogueImage, Egress, PlanSettings
+from octavo_operator.plan.policy import begins_with, repository
+
+from tests.operator.test_plan_rollout import SETTINGS, labels, settled, spec
+from tests.operator.world import Operator, World, condition, run
+
+ALLOWED = PlanSettings(
+    images=SETTINGS.images, image_prefixes=("r.example/team", "mirror/"), argument_prefixes=("--max-",)
+)
+
+
+@pytest.mark.parametrize(
+    ("reference", "prefix", "allowed"),
+    [
+        ("r.example/team/x:1", "r.example/team", True),
+        ("r.example/team:1", "r.example/team", True),
+        ("r.example/team@sha256:0", "r.example/team", True),
+        ("r.example/team-of-others/x:1", "r.example/team", False),
+        ("r.example.evil/team/x", "r.example", False),
+        ("r.example:5000/x", "r.example:5000/", True),
+        ("anything", "*", True),
+        ("anything", "", False),
+    ],
+)
+def test_a_prefix_ends_where_a_name_does(reference, prefix, allowed):
+    assert begins_with(reference, prefix) == allowed
+
+
+@given(st.sampled_from(["r/i", "h:5000/r/i", "i"]), st.sampled_from(["", ":1", "@sha256:00", ":1@sha256:00"]))
+def test_a_repository_is_the_name_without_tag_and_digest(name, rest):
+    assert repository(name + rest) == name
+
+
+def pinned(reference):
+    return {"policy": "Pinned", "reference": reference, "cudaVersion": "12.8"}
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ({"image": pinned("elsewhere/x:1")}, "elsewhere/x:1"),
+        ({"engine": {"extraArgs": ["--chat-template", "/etc/passwd"]}}, "--chat-template"),
+        ({"engine": {"extraArgs": ["--max-sequences", "4", "-x"]}}, "-x"),
+    ],
+)
+async def test_what_the_administrator_does_not_allow_starts_nothing_and_says_so(more, word):
+    world = World()
+    world.add_node("n1", labels(), gpu="1")
+    world.user_applies("chat", spec(1, **more))
+    operator = await Operator(world, ALLOWED).start()
+    await run(operator, 5)
+    said = condition(world, "chat", "SpecHonoured")
+    assert said["reason"] == "NotAllowed"
+    assert word in said["message"]
+    assert world.pods() == []
+    assert world.of_kind("Job") == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"image": pinned("r.example/team/x:1")},
+        {"image": pinned("mirror/a/b@sha256:0")},
+        {"image": pinned("r/octavo-server:9-cuda12.8")},
+        {"engine": {"extraArgs": ["--max-sequences", "4", "--max-batched-tokens", "-1"]}},
+    ],
+)
+async def test_what_is_allowed_runs(more):
+    await settled({"n1": 1}, spec(1, **more), ALLOWED)
+
+
+@pytest.mark.parametrize("kind", ["ServiceAccount", "Service", "PodDisruptionBudget", "NetworkPolicy"])
+async def test_an_object_of_somebody_else_is_never_taken_over_and_its_end_heals(kind):
+    world = World()
+    world.add_node("n1", labels(), gpu="1")
+    foreign = world.put(BY_KIND[kind], {"metadata": {"name": "chat", "namespace": "team"}, "spec": {"mine": True}})
+    world.user_applies("chat", spec(1))
+    operator = await Operator(world, SETTINGS).start()
+    await run(operator, 10)
+    assert world.get(kind, "chat") == foreign
+    said = condition(world, "chat", "Ready")
+    assert (said["status"], said["reason"]) == ("False", "NameTaken")
+    assert kind in said["message"]
+    written = len(operator.api.writes)
+    await run(operator, 50)
+    assert len(operator.api.writes) == written
+    world.remove(BY_KIND[kind], "team", "chat")
+    await run(operator, 12)
+    assert condition(world, "chat", "Ready")["status"] == "True"
+
+
+async def test_an_object_whose_owner_reference_was_removed_is_taken_back():
+    world, operator = await settled({"n1": 1}, spec(1))
+    live = copy.deepcopy(world.get("Service", "chat"))
+    del live["metadata"]["ownerReferences"]
+    world.put(BY_KIND["Service"], live)
+    await run(operator, 2)
+    assert world.get("Service", "chat")["metadata"]["ownerReferences"]
+
+
+async def pod_and_policy(body, settings=SETTINGS):
+    world, _ = await settled({"n1": 2}, body, settings)
+    return world.pods()[0]["spec"], world.get("NetworkPolicy", "chat")["spec"]
+
+
+async def test_pods_of_a_filled_claim_reach_nothing_but_names():
+    _, policy = await pod_and_policy(spec(1))
+    assert [rule["ports"][0]["port"] for rule in policy["egress"]] == [53]
+    assert all("to" not in rule or rule["to"] for rule in policy["egress"])
+
+
+async def test_pods_that_fetch_reach_https_and_what_is_configured_and_callers_are_named():
+    chosen = PlanSettings(
+        images=SETTINGS.images,
+        operator_namespace="octavo",
+        monitoring_namespace="monitoring",
+        gateway_namespace="gateway",
+        egress=(Egress("10.1.2.3/32", 3128),),
+    )
+    _, policy = await pod_and_policy({**spec(1), "model": {"uri": "hf://org/name"}}, chosen)
+    assert policy["egress"][1:] == [
+        {"ports": [{"port": 443, "protocol": "TCP"}]},
+        {"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [{"port": 3128, "protocol": "TCP"}]},
+    ]
+    [ingress] = policy["ingress"]
+    spaces = [each["namespaceSelector"]["matchLabels"] for each in ingress["from"][1:]]
+    assert [next(iter(each.values())) for each in spaces] == ["gateway", "monitoring", "octavo"]
+    assert ingress["from"][0] == {"podSelector": {}}
+
+
+@pytest.mark.parametrize("uri", ["pvc://models/a.gguf", "hf://org/name", "file:///model"])
+async def test_a_pod_is_restricted_holds_no_token_and_asks_for_what_it_needs_alone(uri):
+    pod, _ = await pod_and_policy({**spec(1), "model": {"uri": uri}})
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert {kind for volume in pod["volumes"] for kind in volume if kind != "name"} <= {
+        "emptyDir",
+        "persistentVolumeClaim",
+    }
+    [server] = pod["containers"]
+    for container in [server, *pod.get("initContainers", ())]:
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        # What Triton and temporary files need is writable.
+        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        cache = next(entry["value"] for entry in container["env"] if entry["name"] == "TRITON_CACHE_DIR")
+        assert any(cache.startswith(path) and not mount.get("readOnly") for path, mount in mounts.items())
+        assert not mounts["/tmp"].get("readOnly")
+    for container in pod.get("initContainers", ()):
+        assert "nvidia.com/gpu" not in container["resources"].get("limits", {}), "fetching takes no accelerator"
+    assert server["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert {each["topologyKey"] for each in pod["topologySpreadConstraints"]} == {
+        "kubernetes.io/hostname",
+        "topology.kubernetes.io/zone",
+    }
+
+
+async def test_shared_memory_follows_parallelism_and_cpu_pods_have_none():
+    from octavo_operator.api.inference_service import InferenceServiceSpec
+    from octavo_operator.plan.image_choice import ImageChoice
+    from octavo_operator.plan.node_types import NodeType, TypeKey
+    from octavo_operator.plan.pod_template import Replica, render
+
+    def shm(key, ranks):
+        wanted = InferenceServiceSpec.model_validate({**spec(1), "engine": {"parallelism": {"tensor": ranks}}})
+        choice = ImageChoice(CatalogueImage("x", "r/i:1"), "CPU", "Resolved", "")
+        pod = render(Replica("chat", wanted, NodeType(key, choice, 1, ()), "r/i:1", 16))["spec"]
+        return [volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm"]
+
+    gpu = TypeKey("NVIDIA-H100", "NVIDIA", "9.0", "", "nvidia.com/gpu", "x")
+    assert shm(gpu, 1) == [{"medium": "Memory", "sizeLimit": "1Gi"}]
+    assert shm(gpu, 8) == [{"medium": "Memory", "sizeLimit": "8Gi"}]
+    assert shm(TypeKey("CPU"), 1) == []
+
+
+async def test_priority_class_and_own_tolerations_reach_the_pod():
+    placement = {"accelerators": [{"vendor": "NVIDIA"}], "priorityClassName": "high"}
+    placement["tolerations"] = [{"key": "team", "operator": "Exists"}]
+    pod, _ = await pod_and_policy({**spec(1), "placement": placement})
+    assert pod["priorityClassName"] == "high"
+    assert [each["key"] for each in pod["tolerations"]] == ["team", "nvidia.com/gpu"]
