@@ -10,6 +10,7 @@ import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from octavo_server.compatibility import fallbacks_here, has_machine_code
 from octavo_server.contract import ExitCode
 from octavo_server.metrics import build_facts
 from octavo_server.version import __version__
@@ -36,6 +37,8 @@ class Findings:
     kernels: str
     cpu: str
     cpu_features: list[str]
+    fallbacks: list[str] = field(default_factory=list)
+    """Why slower kernels may run; no problem, but nothing to keep silent about."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -46,9 +49,11 @@ def check(*, as_json: bool) -> ExitCode:
         print(json.dumps(asdict(findings)))
     else:
         for name, value in asdict(findings).items():
-            if name != "problems":
+            if name not in ("problems", "fallbacks"):
                 shown = ", ".join(value) if isinstance(value, list) else value
                 print(f"{name.replace('_', ' '):20}{shown}")
+        for fallback in findings.fallbacks:
+            print(f"{'slower kernels':20}{fallback}")
         for problem in findings.problems:
             print(f"{'problem':20}{problem}")
     return ExitCode.REFUSED if findings.problems else ExitCode.ENDED
@@ -75,20 +80,21 @@ def find() -> Findings:
         )
     kernels = _kernels(problems, "cuda" if torch.cuda.is_available() else "cpu")
     cpu, features = _cpu()
+    slower = [f"{item.reason}: {item.message}" for item in fallbacks_here()]
     return Findings(
         __version__, device, capability, memory, facts["driver"], driver_cuda, facts["torch"], facts["cuda"],
-        facts["triton"], kernels, cpu, features, problems,
+        facts["triton"], kernels, cpu, features, slower, problems,
     )  # fmt: skip
 
 
 def gpu_problems(capability: str, architectures: list[str], driver_cuda: str, torch_cuda: str) -> list[str]:
     """Why kernels can't run on a GPU, each with the remedy; empty when they can."""
     problems = []
-    wanted = f"sm_{capability.replace('.', '')}"
-    major = capability.split(".")[0]
-    if not any(name == wanted or name.startswith(f"sm_{major}") for name in architectures):
+    compiles = any(name.startswith("compute_") for name in architectures)
+    if not has_machine_code(capability, architectures) and not compiles:
         problems.append(
-            f"torch was built for {', '.join(architectures)} and the GPU is {wanted}; use an image built for it"
+            f"torch was built for {', '.join(architectures)} and the GPU is sm_{capability.replace('.', '')}; "
+            "use an image built for it"
         )
     if torch_cuda != "none" and _level(driver_cuda)[0] < _level(torch_cuda)[0]:
         problems.append(
