@@ -39,9 +39,9 @@ class QueueModel(RuleBasedStateMachine):
         self.running.remove(key)
         self.queue.done(key)
 
-    @rule(key=KEYS)
-    def event(self, key: str) -> None:
-        self.queue.add(key)
+    @rule(key=KEYS, urgent=st.booleans())
+    def event(self, key: str, urgent: bool) -> None:
+        self.queue.add(key, urgent=urgent)
         self.owed.add(key)
 
     @rule(key=KEYS, seconds=st.sampled_from([0.5, 2.0, 10.0]))
@@ -151,3 +151,15 @@ def test_the_age_is_that_of_the_oldest_waiting_key() -> None:
     now = 5.0
     assert queue.oldest_seconds() == 5.0
     assert queue.depth() == 2
+
+
+async def test_an_urgent_key_comes_before_a_thousand_others_also_when_it_waits_among_them():
+    queue: WorkQueue[int] = WorkQueue(lambda: 0.0)
+    for key in range(1000):
+        queue.add(key)
+    queue.add(700, urgent=True)
+    queue.add(2000, urgent=True)
+    assert [await queue.take() for _ in range(3)] == [700, 2000, 0]
+    taken = [await queue.take() for _ in range(998)]
+    assert 700 not in taken
+    assert queue.depth() == 0

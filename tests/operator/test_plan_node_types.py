@@ -9,7 +9,7 @@ from octavo_operator.api.placement_section import PlacementSection
 from octavo_operator.plan import CatalogueImage, PlanSettings
 from octavo_operator.plan.accelerators import read_accelerators
 from octavo_operator.plan.affinity import affinity, vendor_tolerations
-from octavo_operator.plan.inventory import view
+from octavo_operator.plan.inventory import alone, classes, view
 from octavo_operator.plan.node_types import KnownType, TypeKey, resolve, resolve_blindly
 from octavo_operator.plan.server_contract import PRODUCT_OVERRIDE_LABEL
 
@@ -362,7 +362,7 @@ async def test_without_nodes_access_a_service_that_names_everything_runs():
     assert condition(world, "chat", "Ready")["status"] == "True"
 
 
-@settings(max_examples=15)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), LABELS, st.booleans()), max_size=6))
 async def test_whatever_labels_a_running_service_sees_no_pod_is_ended_for_it(changes):
     world, operator = await settled({"n1": 2, "n2": 1, "n3": 1}, spec(2))
@@ -371,3 +371,20 @@ async def test_whatever_labels_a_running_service_sees_no_pod_is_ended_for_it(cha
         world.change_node(f"n{number + 1}", labels=found, spec={"unschedulable": cordoned})
         await run(operator, 2)
     assert uids(world) == before
+
+
+@given(st.lists(LABELS, min_size=1, max_size=8), st.lists(st.booleans(), min_size=8, max_size=8))
+def test_nodes_taken_by_class_resolve_as_each_alone_does(found, plain):
+    team = [{"key": "team", "effect": "NoSchedule"}]
+    nodes = [node(f"g{n}", None if plain[n] else each, team if n % 3 == 2 else ()) for n, each in enumerate(found)]
+    for place in (
+        placement(),
+        placement(cpu="Required"),
+        placement(tolerations=[{"key": "team", "operator": "Exists"}]),
+    ):
+        grouped = resolve(place, nodes, IMAGES, None, (), classes(nodes))
+        one_by_one = resolve(place, nodes, IMAGES, None, (), alone(nodes))
+        assert {item.label: item.nodes for item in grouped.types} == {
+            item.label: item.nodes for item in one_by_one.types
+        }
+        assert (grouped.reason, grouped.message) == (one_by_one.reason, one_by_one.message)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from octavo_operator.cluster.resources import NODES, OWNED, PODS, SERVICES, Resource
-from octavo_operator.plan.inventory import Amounts, NodeView
+from octavo_operator.plan.inventory import Amounts, NodeClass, NodeView, classes
 from octavo_operator.plan.inventory import view as read_node
 from octavo_operator.plan.server_contract import SERVICE_LABEL
 
@@ -68,6 +68,7 @@ class Indexes:
         self._interest, self._usage = Interest(), Usage()
         self._views: dict[str, NodeView] = {}
         self._sorted_views: tuple[NodeView, ...] | None = None
+        self._classes: list[NodeClass] = []
         self._by_service: dict[Key, dict[tuple[str, str], Object]] = defaultdict(dict)
 
     def store(self, resource: Resource, item: Object) -> set[Key]:
@@ -113,7 +114,13 @@ class Indexes:
         """Nodes, read, in the order of their names."""
         if self._sorted_views is None:
             self._sorted_views = tuple(self._views[name] for name in sorted(self._views))
+            self._classes = classes(self._sorted_views)
         return self._sorted_views
+
+    def classes(self) -> list[NodeClass]:
+        """Nodes by class."""
+        self.views()
+        return self._classes
 
     def usage(self) -> Mapping[str, Amounts]:
         """What pods take from each node."""

@@ -128,7 +128,7 @@ async def _lead(client: Client, settings: Settings, health: Health, leadership: 
                 # Nodes change in waves: a wave is answered once, and a user's edit does not wait behind it.
                 queue.add_after(key, NODE_GATHER_SECONDS * (1 + random.random()))
             else:
-                queue.add(key)
+                queue.add(key, urgent=resource is SERVICES)
         if event is None:
             relister.wish(resource)
 

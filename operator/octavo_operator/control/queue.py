@@ -20,6 +20,7 @@ class WorkQueue(Generic[Key]):
     def __init__(self, clock: Callable[[], float], jitter: Callable[[], float] = random.random) -> None:
         self._clock, self._jitter = clock, jitter
         self._ready: deque[Key] = deque()
+        self._urgent: deque[Key] = deque()
         self._since: dict[Key, float] = {}
         self._running: set[Key] = set()
         self._again: set[Key] = set()
@@ -29,14 +30,18 @@ class WorkQueue(Generic[Key]):
         self._count = 0
         self._wake = asyncio.Event()
 
-    def add(self, key: Key) -> None:
-        """Ask for the key soon."""
+    def add(self, key: Key, *, urgent: bool = False) -> None:
+        """Ask for the key soon; an urgent one comes before those that are not, also when it waits already."""
         if key in self._running:
             self._again.add(key)
-        elif key not in self._since:
+            return
+        if key not in self._since:
             self._since[key] = self._clock()
-            self._ready.append(key)
+            (self._urgent if urgent else self._ready).append(key)
             self._wake.set()
+        elif urgent and key not in self._urgent:
+            # Its place among the others is skipped when it comes up.
+            self._urgent.append(key)
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Ask for the key later; of several such wishes the earliest counts."""
@@ -80,9 +85,10 @@ class WorkQueue(Generic[Key]):
         """The next key; waits for one."""
         while True:
             wait = self._release_due()
-            if self._ready:
-                key = self._ready.popleft()
-                del self._since[key]
+            while self._urgent or self._ready:
+                key = (self._urgent or self._ready).popleft()
+                if self._since.pop(key, None) is None:
+                    continue
                 self._running.add(key)
                 return key
             self._wake.clear()
@@ -94,7 +100,7 @@ class WorkQueue(Generic[Key]):
 
     def depth(self) -> int:
         """Keys that wait."""
-        return len(self._ready)
+        return len(self._since)
 
     def oldest_seconds(self) -> float:
         """How long the oldest waiting key has waited."""

@@ -57,6 +57,7 @@ class Reconciler:
             self._indexes.pods(key),
             claims=self._indexes.all(CLAIMS.kind, key[0]),
             known_views=self._indexes.views(),
+            known_classes=self._indexes.classes(),
             known_usage=self._indexes.usage(),
         )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
-from .inventory import NodeView, usage_of, view
+from .inventory import NodeClass, NodeView, classes, usage_of, view
 from .manifest import Manifest, digest
 
 __all__ = ["CatalogueImage", "Egress", "Event", "Facts", "Manifest", "Plan", "PlanSettings", "digest"]
@@ -95,6 +95,8 @@ class Facts:
     claims: Sequence[Manifest] = ()
     known_views: Sequence[NodeView] | None = None
     """The nodes, read, in the order of their names; read from `nodes` when absent."""
+    known_classes: Sequence[NodeClass] | None = None
+    """The nodes by class; grouped from `views` when absent."""
     known_usage: Mapping[str, Mapping[str, int]] | None = None
     """What all pods take from each node; what `pods` take when absent."""
 
@@ -104,6 +106,11 @@ class Facts:
         if self.known_views is not None:
             return self.known_views
         return [view(node) for node in sorted(self.nodes, key=lambda node: str(node["metadata"]["name"]))]
+
+    @cached_property
+    def classes(self) -> Sequence[NodeClass]:
+        """The nodes by class."""
+        return classes(self.views) if self.known_classes is None else self.known_classes
 
     @cached_property
     def views_by_name(self) -> Mapping[str, NodeView]:

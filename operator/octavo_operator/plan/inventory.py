@@ -45,6 +45,32 @@ def view(node: Manifest) -> NodeView:
     )
 
 
+@dataclass(frozen=True)
+class NodeClass:
+    """Nodes that differ in nothing that a placement without a nodeSelector asks for."""
+
+    view: NodeView
+    """One of them, in place of all."""
+    names: tuple[str, ...]
+
+
+def alone(nodes: Iterable[NodeView]) -> list[NodeClass]:
+    """Each node as a class of its own."""
+    return [NodeClass(node, (node.name,)) for node in nodes]
+
+
+def classes(nodes: Iterable[NodeView]) -> list[NodeClass]:
+    """Nodes by class, each in the order of its first node: thousands of nodes are of few classes."""
+    found: dict[object, list[NodeView]] = {}
+    for node in nodes:
+        taints = node.node.get("spec", {}).get("taints") or ()
+        told = tuple((taint["key"], taint.get("value"), taint.get("effect")) for taint in taints)
+        # A node with something to say is told by its own name.
+        mark = (node.accelerators, node.is_plain, told, node.name if node.notes else "")
+        found.setdefault(mark, []).append(node)
+    return [NodeClass(each[0], tuple(node.name for node in each)) for each in found.values()]
+
+
 def requests_of(pod_spec: Manifest) -> dict[str, int]:
     """What the scheduler counts for a pod: its containers together or its largest init container, and the pod."""
     total: dict[str, int] = {}

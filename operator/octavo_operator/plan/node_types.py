@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from octavo_operator.api.placement_section import CPUPolicy, PlacementSection, Vendor
 
@@ -16,7 +16,7 @@ from .accelerators import CPU_PRODUCT, AcceleratorFacts, version
 from .admission import described, fits, names, selected, tolerated, wanted_accelerators
 from .facts import CatalogueImage, digest
 from .image_choice import ImageChoice, choose, choose_cpu
-from .inventory import NodeView
+from .inventory import NodeClass, NodeView, alone, classes
 
 _MEMORY_UNKNOWN_NOTE = (
     "memory of {} is not told by its labels; placement.accelerators[].minMemoryGiB is not checked there"
@@ -139,8 +139,8 @@ class _Group:
     nodes: list[str] = field(default_factory=list)
     newer: str = ""
 
-    def add(self, node: str, facts: AcceleratorFacts, fresh: ImageChoice) -> None:
-        self.nodes.append(node)
+    def add(self, nodes: Sequence[str], facts: AcceleratorFacts, fresh: ImageChoice) -> None:
+        self.nodes += nodes
         self.members.append(facts)
         if self.known and fresh.image and fresh.image.image != self.known.image:
             self.newer = fresh.image.image
@@ -159,10 +159,15 @@ def kept_choice(known: KnownType, fresh: ImageChoice | None = None) -> ImageChoi
     return ImageChoice(image, key.fit, "Resolved", message)
 
 
+@lru_cache(maxsize=1024)
+def _key_of(hardware: tuple[str, ...], variant: str, fit: str, cuda: str) -> TypeKey:
+    # Kept, so that the label of a type is computed once and not for each of its nodes.
+    vendor, product, capability, sharing, resource = hardware
+    return TypeKey(product, vendor, capability, sharing, resource, variant, fit, cuda)
+
+
 def _fresh_key(facts: AcceleratorFacts, choice: ImageChoice) -> TypeKey:
-    vendor, product, capability, sharing, resource = hardware_of(facts)
-    name = choice.image.name if choice.image else ""
-    return TypeKey(product, vendor, capability, sharing, resource, name, choice.fit, choice.need)
+    return _key_of(hardware_of(facts), choice.image.name if choice.image else "", choice.fit, choice.need)
 
 
 def _memory_of(choose_one: Callable[[AcceleratorFacts], ImageChoice]) -> Callable[[AcceleratorFacts], ImageChoice]:
@@ -182,7 +187,7 @@ class _Resolver:
     def __init__(
         self,
         placement: PlacementSection,
-        nodes: Sequence[NodeView],
+        nodes: Sequence[NodeClass],
         images: Sequence[CatalogueImage],
         pinned: CatalogueImage | None,
         known: Sequence[KnownType],
@@ -207,7 +212,7 @@ class _Resolver:
         found.cost = min(found.cost, cost)
         return found
 
-    def _place(self, node: str, facts: AcceleratorFacts, cost: int, fresh: ImageChoice) -> None:
+    def _place(self, nodes: Sequence[str], facts: AcceleratorFacts, cost: int, fresh: ImageChoice) -> None:
         staying = [k for k in self._by_hardware.get(hardware_of(facts), ()) if k.may_stay and k.key.runs_on(facts)]
         live = [known for known in staying if known.is_live]
         for known in live:
@@ -217,9 +222,9 @@ class _Resolver:
         match = next((known for known in staying if key and known.label == key.label), None)
         chosen = match if match and match.is_live else next(iter(live or staying), None)
         if chosen is not None:
-            self._group(chosen.key, fresh, cost, chosen).add(node, facts, fresh)
+            self._group(chosen.key, fresh, cost, chosen).add(nodes, facts, fresh)
         elif key is not None:
-            self._group(key, fresh, cost, None).add(node, facts, fresh)
+            self._group(key, fresh, cost, None).add(nodes, facts, fresh)
         else:
             self.refused.append(fresh)
 
@@ -227,29 +232,30 @@ class _Resolver:
         wanted = wanted_accelerators(self._placement)
         choose_one = _memory_of(lambda facts: choose(self._images, self._pinned, facts))
         unknown_memory: set[str] = set()
-        for view in self._nodes:
+        for kind in self._nodes:
+            view = kind.view
             if view.is_plain or not selected(view.node, self._placement):
                 continue
             self.notes += view.notes
             for facts in view.accelerators:
                 if not tolerated(view.node, self._placement, facts.vendor):
                     continue
-                self.matching += 1
+                self.matching += len(kind.names)
                 fitting = [item for item in wanted if fits(item, facts)]
                 if not fitting:
                     continue
                 if not facts.memory_mib and any(item.min_memory_gib for item in fitting):
                     unknown_memory.add(view.name)
-                self._place(view.name, facts, min(item.cost_weight for item in fitting), choose_one(facts))
+                self._place(kind.names, facts, min(item.cost_weight for item in fitting), choose_one(facts))
         if unknown_memory:
             self.notes.append(_MEMORY_UNKNOWN_NOTE.format(", ".join(sorted(unknown_memory)[:3])))
 
     def cpus(self) -> None:
-        here = [
-            view.name
-            for view in self._nodes
-            if view.is_plain and selected(view.node, self._placement) and tolerated(view.node, self._placement, None)
-        ]
+        here: list[str] = []
+        for kind in self._nodes:
+            node = kind.view.node
+            if kind.view.is_plain and selected(node, self._placement) and tolerated(node, self._placement, None):
+                here += kind.names
         self.matching += len(here)
         placement = self._placement
         staying = [item for item in self._known if item.key.is_cpu and item.may_stay]
@@ -280,7 +286,7 @@ class _Resolver:
                 self.keys[label],
                 group.choice,
                 group.cost,
-                tuple(group.nodes),
+                tuple(sorted(group.nodes)),
                 min((facts.driver for facts in group.members), default="", key=version),
                 min((facts.cuda for facts in group.members), default="", key=version),
                 group.known,
@@ -304,7 +310,8 @@ class _Resolver:
             return placement.cpu != CPUPolicy.FORBIDDEN and not placement.accelerators
         if placement.cpu == CPUPolicy.REQUIRED:
             return False
-        seen = [facts for view in self._nodes for facts in view.accelerators if hardware_of(facts) == key.hardware]
+        every = (facts for kind in self._nodes for facts in kind.view.accelerators)
+        seen = [facts for facts in every if hardware_of(facts) == key.hardware]
         if seen:
             # Its accelerators are there: what they lack is said by the spec, or by what pods of the type need.
             return any(fits(item, facts) for item in wanted_accelerators(placement) for facts in seen)
@@ -322,9 +329,15 @@ def resolve(
     images: Sequence[CatalogueImage],
     pinned: CatalogueImage | None,
     known: Sequence[KnownType] = (),
+    grouped: Sequence[NodeClass] | None = None,
 ) -> Resolution:
-    """Node types that a placement admits, cheapest first, each with its image; `nodes` in the order of their names."""
-    resolver = _Resolver(placement, nodes, images, pinned, known)
+    """Node types that a placement admits, cheapest first, each with its image.
+
+    nodes: in the order of their names; grouped: the same nodes by class, where that was done before.
+    """
+    if placement.node_selector:
+        grouped = alone(nodes)
+    resolver = _Resolver(placement, classes(nodes) if grouped is None else grouped, images, pinned, known)
     if placement.cpu != CPUPolicy.REQUIRED:
         resolver.accelerators()
     resolver.cpus()

@@ -96,7 +96,7 @@ def _malformed(facts: Facts, error: ValidationError) -> Plan:
 def _resolve(facts: Facts, spec: InferenceServiceSpec, pinned: CatalogueImage | None) -> Resolution:
     if not facts.settings.reads_nodes:
         return resolve_blindly(spec.placement, facts.settings.images, pinned)
-    return resolve(spec.placement, facts.views, facts.settings.images, pinned, known_types(facts, spec))
+    return resolve(spec.placement, facts.views, facts.settings.images, pinned, known_types(facts, spec), facts.classes)
 
 
 def resolution_of(facts: Facts) -> tuple[NodeType, ...]:
