@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,8 +155,16 @@ class Audit:
 class OperatorProcess:
     """`octavo-operator run` as a child process; as a context manager it is ended."""
 
-    def __init__(self, cluster: Cluster, folder: Path, *flags: str, name: str = "one", account: str = ACCOUNT) -> None:
-        self._cluster, self.folder = cluster, folder / name
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        *flags: str,
+        name: str = "one",
+        account: str = ACCOUNT,
+        program: Sequence[str] = (sys.executable, "-m", "octavo_operator"),
+    ) -> None:
+        self._cluster, self.folder, self._program = cluster, folder / name, program
         self.folder.mkdir(parents=True, exist_ok=True)
         token = run_program(cluster, "kubectl", "create", "token", account, "-n", NAMESPACE, "--duration=1h")
         (self.folder / "token").write_text(token)
@@ -181,7 +189,7 @@ class OperatorProcess:
             "POD_NAMESPACE": NAMESPACE,
             "POD_NAME": self._name,
         }
-        command = [sys.executable, "-m", "octavo_operator", "run", "--port", str(self.port)]
+        command = [*self._program, "run", "--port", str(self.port)]
         command += ["--catalogue", str(self.folder / "images.yaml"), *self._flags]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd="/")

@@ -79,7 +79,7 @@ def make_layout(
     for component in (
         _etcd(folder, programs, ports),
         _api_server(folder, options, programs, ports, authority, services),
-        _controller_manager(folder, programs, ports, authority, server),
+        _controller_manager(folder, options, programs, ports, authority, server),
         _scheduler(folder, programs, ports, authority, server),
     ):
         layout.components[component.name] = component
@@ -186,9 +186,16 @@ def _api_server(
 
 
 def _controller_manager(
-    folder: Folder, programs: dict[str, Path], ports: Ports, authority: Authority, server: str
+    folder: Folder,
+    options: ClusterOptions,
+    programs: dict[str, Path],
+    ports: Ports,
+    authority: Authority,
+    server: str,
 ) -> Component:
     name = "kube-controller-manager"
+    # A node counts as lost only when its Lease could have been renewed several times since.
+    grace = max(50, options.simulated_lease_seconds)
     config = _user(folder, authority, server, name, f"system:{name}")
     serving = authority.server(f"{name}-serving", [HOST, "localhost"])
     return Component(
@@ -205,6 +212,7 @@ def _controller_manager(
             f"--service-account-private-key-file={folder.path / 'pki' / 'service-account.key'}",
             f"--root-ca-file={authority.path}",
             f"--controllers={_NO_ENDPOINTS}",
+            f"--node-monitor-grace-period={grace}s",
             "--kube-api-qps=1000",
             "--kube-api-burst=2000",
         ),
@@ -245,7 +253,7 @@ def _kwok(
             f"--kubeconfig={config}",
             "--manage-all-nodes=false",
             "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
-            "--node-lease-duration-seconds=40",
+            f"--node-lease-duration-seconds={options.simulated_lease_seconds}",
             "--node-port=0",
             f"--config={stages}",
         ),

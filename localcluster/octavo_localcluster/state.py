@@ -58,6 +58,8 @@ class ClusterOptions(BaseModel):
     """Whether the API server writes each request's metadata to audit.log."""
     simulated_nodes: int = 0
     """Nodes whose pods kwok pretends to run."""
+    simulated_lease_seconds: int = 40
+    """Duration of the Leases of simulated nodes; thousands of nodes need long ones, or renewals are all there is."""
     simulation_stages: Path | None = None
     """kwok stages (YAML) in place of simulation.yaml."""
 

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from octavo_localcluster import Cluster
 
 Object = dict[str, Any]
+# A busy machine is no fault of the code under test.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 
 class Fleet:

@@ -164,7 +164,7 @@ CALLS_OF_THE_START = 11
 """The lists at the start are repeated by the loop's own first fill, which this world has not."""
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.dictionaries(st.integers(CALLS_OF_THE_START, 120), st.sampled_from(PASSING), max_size=25))
 async def test_refusals_that_pass_change_nothing_about_the_end(kinds):
     wanted = end_state((await undisturbed())[0])
@@ -172,7 +172,7 @@ async def test_refusals_that_pass_change_nothing_about_the_end(kinds):
     assert end_state(world) == wanted
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.randoms(use_true_random=False), st.integers(20, 100))
 async def test_lost_events_are_made_good_by_the_next_complete_list(random, percent):
     wanted = end_state((await undisturbed())[0])
@@ -196,7 +196,7 @@ async def test_lost_events_are_made_good_by_the_next_complete_list(random, perce
     assert end_state(world) == wanted
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.randoms(use_true_random=False))
 async def test_late_and_reordered_events_change_nothing_about_the_end(random):
     """A slow watch: events arrive ticks later and in any order between kinds; of one object the newest counts."""

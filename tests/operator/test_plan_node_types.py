@@ -362,7 +362,7 @@ async def test_without_nodes_access_a_service_that_names_everything_runs():
     assert condition(world, "chat", "Ready")["status"] == "True"
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(st.integers(0, 2), LABELS, st.booleans()), max_size=6))
 async def test_whatever_labels_a_running_service_sees_no_pod_is_ended_for_it(changes):
     world, operator = await settled({"n1": 2, "n2": 1, "n3": 1}, spec(2))
