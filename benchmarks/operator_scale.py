@@ -25,6 +25,7 @@ import yaml
 from octavo_localcluster import Cluster, ClusterOptions
 
 from benchmarks.common import Row, write_result
+from benchmarks.operator_fleet import Fleet, measure_fleet
 from benchmarks.operator_process import (
     Audit,
     OperatorProcess,
@@ -168,16 +169,25 @@ def rows(figures: Figures) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure the operator with many InferenceServices.")
-    parser.add_argument("--services", type=int, default=200, help="how many (default: %(default)s)")
+    parser.add_argument("--services", type=int, default=200, help="at once; 0 = none (default: %(default)s)")
     parser.add_argument("--quiet-seconds", type=float, default=60.0, help="of rest, twice (default: %(default)s)")
+    parser.add_argument(
+        "--fleet-services", type=int, default=1000, help="in the fleet; 0 = no fleet (default: %(default)s)"
+    )
+    parser.add_argument("--fleet-nodes", type=int, default=2000, help="GPU nodes of the fleet (default: %(default)s)")
     parser.add_argument("--no-result", action="store_true", help="print only; leave the result file as it is")
     flags = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="octavo-scale-") as folder:
-        options = ClusterOptions(folder=Path(folder) / "cluster", audit=True, simulated_nodes=1)
-        with Cluster.start(options, report=print) as cluster:
-            install_rights(cluster)
-            figures = measure(cluster, Path(folder) / "operator", flags.services, flags.quiet_seconds)
-    found = rows(figures)
+    found: list[Row] = []
+    if flags.services:
+        with tempfile.TemporaryDirectory(prefix="octavo-scale-") as folder:
+            options = ClusterOptions(folder=Path(folder) / "cluster", audit=True, simulated_nodes=1)
+            with Cluster.start(options, report=print) as cluster:
+                install_rights(cluster)
+                found += rows(measure(cluster, Path(folder) / "operator", flags.services, flags.quiet_seconds))
+    if flags.fleet_services:
+        fleet = Fleet(flags.fleet_services, nodes=flags.fleet_nodes, quiet_seconds=flags.quiet_seconds)
+        with tempfile.TemporaryDirectory(prefix="octavo-fleet-") as folder:
+            found += measure_fleet(Path(folder), fleet)
     for row in found:
         print(f"{row.value:>10} {row.unit:<9} {row.name}" + (f"  ({row.note})" if row.note else ""))
     if not flags.no_result:

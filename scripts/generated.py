@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import report  # noqa: E402
 from benchmarks.common import read_results  # noqa: E402
-from scripts import catalogue, reference  # noqa: E402
+from scripts import catalogue, reference, scale_page  # noqa: E402
 
 Generator = Callable[[], Mapping[Path, str]]
 CHART_CRDS = ROOT / "charts" / "octavo" / "files" / "crds"
@@ -59,6 +59,7 @@ GENERATORS: tuple[Generator, ...] = (
     reference_page,
     catalogue.generate,
     reasons_page,
+    scale_page.generate,
 )
 
 

@@ -78,8 +78,9 @@ def account_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def space(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[str]:
-    """A namespace for the services of one file."""
+    """A namespace for the services of one file; it admits restricted pods alone."""
     name = Path(str(request.path)).stem.removeprefix("test_").replace("_", "-")
-    fleet.kubectl("create", "namespace", name)
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    fleet.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
     yield name
     fleet.kubectl("delete", "namespace", name, "--wait=false")

@@ -133,3 +133,85 @@ def test_the_api_server_refuses_and_names_the_field(create, spec, words):
 @pytest.mark.parametrize("name", ["a" * 49, "1st", "a.b"])
 def test_a_name_that_no_service_can_have_is_refused(create, name):
     assert "metadata.name must be a DNS label of at most 48" in create(GOOD, name)
+
+
+# TuningProfile
+
+PROFILE = {
+    "product": "NVIDIA-H200",
+    "computeCapability": "9.0",
+    "driverCuda": "12.8",
+    "shape": {"layers": 30, "queryHeads": 9, "kvHeads": 3, "headSize": 64, "dtype": "BFloat16", "cacheDtype": "Auto"},
+    "kernelsVersion": "0.1.0",
+    "tritonVersion": "3.6.0",
+}
+
+
+@pytest.fixture(scope="module")
+def create_profile(create, control_plane):
+    """Creates a TuningProfile in a dry run; returns the API server's error, empty when accepted."""
+    base = [str(control_plane.program("kubectl")), "--kubeconfig", str(control_plane.kubeconfig)]
+
+    def attempt(spec):
+        meta = {"name": "p", "namespace": "default"}
+        body = {"apiVersion": "serving.octavo.dev/v1alpha1", "kind": "TuningProfile", "metadata": meta, "spec": spec}
+        command = [*base, "create", "--dry-run=server", "-f", "-"]
+        done = subprocess.run(command, input=json.dumps(body), capture_output=True, text=True, check=False)
+        return "" if done.returncode == 0 else done.stderr
+
+    return attempt
+
+
+@pytest.mark.cluster
+def test_a_tuning_profile_with_its_whole_key_is_accepted(create_profile):
+    assert create_profile(PROFILE) == ""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"computeCapability": "nine"}, "spec.computeCapability"),
+        ({"driverCuda": "12"}, "spec.driverCuda"),
+        ({"product": ""}, "spec.product"),
+        ({"shape": {**PROFILE["shape"], "headSize": 0}}, "spec.shape.headSize"),
+        ({"shape": {**PROFILE["shape"], "dtype": "Float8"}}, "spec.shape.dtype"),
+        ({"kernelsVersion": None}, "spec.kernelsVersion"),
+        ({"shape": None}, "spec.shape"),
+    ],
+)
+def test_a_tuning_profile_without_a_usable_key_is_refused_with_the_field(create_profile, change, field):
+    spec = {key: value for key, value in {**PROFILE, **change}.items() if value is not None}
+    assert field in create_profile(spec)
+
+
+# kubectl scale
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("mode", ["Operator", "External", "Fixed"])
+def test_kubectl_scale_works_in_the_modes_that_read_replicas_and_says_why_not_in_the_other(create, control_plane, mode):
+    base = [str(control_plane.program("kubectl")), "--kubeconfig", str(control_plane.kubeconfig)]
+
+    def run(*arguments, stdin=None):
+        return subprocess.run([*base, *arguments], input=stdin, capture_output=True, text=True, check=False)
+
+    name, counted = f"scaled-{mode.lower()}", {} if mode == "Operator" else {"replicas": 1}
+    body = {
+        "apiVersion": "serving.octavo.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {**GOOD, "scaling": {"mode": mode}, **counted},
+    }
+    assert run("create", "-f", "-", stdin=json.dumps(body)).returncode == 0
+    try:
+        done = run("scale", "ois", name, "--replicas=3")
+        found = json.loads(run("get", "ois", name, "-o", "json").stdout)["spec"]
+        if mode == "Operator":
+            assert "scaling.mode" in done.stderr, done
+            assert "replicas" not in found
+        else:
+            assert done.returncode == 0, done.stderr
+            assert found["replicas"] == 3
+    finally:
+        run("delete", "ois", name, "--wait=false")
