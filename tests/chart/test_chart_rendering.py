@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,15 @@ def test_the_catalogue_of_the_values_is_what_the_variants_file_says():
     assert [{key: item[key] for key in kept} for item in values] == [
         {key: item[key] for key in kept} for item in variants
     ]
+
+
+def test_every_build_argument_of_a_variant_is_one_of_the_dockerfile():
+    bake = json.loads((ROOT / "server_image" / "docker-bake.json").read_text())
+    dockerfile = (ROOT / "server_image" / "Dockerfile").read_text()
+    images = yaml.safe_load((CHART / "values.yaml").read_text())["serverImages"]
+    assert {tag for target in bake["target"].values() for tag in target["tags"]} == {item["image"] for item in images}
+    for target in bake["target"].values():
+        assert [name for name in target["args"] if f"\nARG {name}" not in dockerfile] == []
 
 
 def test_a_digest_decides_over_the_tag(render):
