@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .api.schema import render_crds
+from .plan import SAFE_ARGUMENTS
 from .settings import LeaseSettings, Settings, SettingsError, account_folder, read_catalogue, read_egress
 
 REFUSED, FAILED = 2, 1
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         _add(
             command,
             "--argument-prefixes",
-            default="*",
+            default=",".join(SAFE_ARGUMENTS),
             metavar="A,B",
             what="what flags of engine.extraArgs may begin with; * = all",
         )

@@ -20,4 +20,8 @@ SERVICES_BY_STATE = Gauge(
     ["resolved"],
     registry=REGISTRY,
 )
+NODES_UNREAD = Gauge("octavo_operator_nodes_unread", "Nodes with labels that could not be read", registry=REGISTRY)
+SERVICES_WITH_FALLBACK = Gauge(
+    "octavo_operator_kernel_fallback_services", "InferenceServices with slower kernels", registry=REGISTRY
+)
 LEADER = Gauge("octavo_operator_leader", "1 while this process holds the Lease", registry=REGISTRY)

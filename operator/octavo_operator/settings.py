@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from .plan import CatalogueImage, Egress
+from .plan import SAFE_ARGUMENTS, CatalogueImage, Egress
 
 DEFAULT_ACCOUNT_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 
@@ -43,7 +43,7 @@ class Settings:
     gateway_namespace: str | None = None
     egress: tuple[Egress, ...] = ()
     image_prefixes: tuple[str, ...] = ()
-    argument_prefixes: tuple[str, ...] = ("*",)
+    argument_prefixes: tuple[str, ...] = SAFE_ARGUMENTS
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 4

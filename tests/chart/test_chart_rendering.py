@@ -59,11 +59,12 @@ def test_the_operator_listens_on_its_pods_address_alone(render):
 
 def test_the_operator_takes_the_arguments_that_the_chart_gives_it(render, chart_values):
     from octavo_operator.__main__ import _parser
+    from octavo_operator.plan import SAFE_ARGUMENTS
     from octavo_operator.settings import read_egress
 
     [container] = the(render(chart_values), "Deployment")["spec"]["template"]["spec"]["containers"]
     flags = _parser().parse_args(container["args"])
-    policy = chart_values.get("policy", {"imagePrefixes": [], "argumentPrefixes": ["*"]})
+    policy = chart_values.get("policy", {"imagePrefixes": [], "argumentPrefixes": list(SAFE_ARGUMENTS)})
     assert list(filter(None, flags.image_prefixes.split(","))) == policy["imagePrefixes"]
     assert list(filter(None, flags.argument_prefixes.split(","))) == policy["argumentPrefixes"]
     network = chart_values.get("networkPolicy", {})

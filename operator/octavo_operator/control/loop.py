@@ -96,11 +96,15 @@ async def _gauges(indexes: Indexes, queue: WorkQueue[Key]) -> None:
     while True:
         metrics.QUEUE_DEPTH.set(queue.depth())
         metrics.QUEUE_AGE_SECONDS.set(queue.oldest_seconds())
+        metrics.NODES_UNREAD.set(sum(bool(view.notes) for view in indexes.views()))
+        slow = 0
         counts = {"True": 0, "False": 0, "Unknown": 0}
         for item in indexes.all(SERVICES.kind):
             found = (item.get("status") or {}).get("conditions") or ()
             state = next((c["status"] for c in found if c["type"] == "NodeTypesResolved"), "Unknown")
             counts[state] += 1
+            slow += any(c["reason"] == "KernelFallback" for c in found)
+        metrics.SERVICES_WITH_FALLBACK.set(slow)
         for state, count in counts.items():
             metrics.SERVICES_BY_STATE.labels(state).set(count)
         await asyncio.sleep(1)

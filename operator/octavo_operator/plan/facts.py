@@ -11,7 +11,7 @@ from functools import cached_property
 from .inventory import NodeClass, NodeView, classes, usage_of, view
 from .manifest import Manifest, digest
 
-__all__ = ["CatalogueImage", "Egress", "Event", "Facts", "Manifest", "Plan", "PlanSettings", "digest"]
+__all__ = ["SAFE_ARGUMENTS", "CatalogueImage", "Egress", "Event", "Facts", "Manifest", "Plan", "PlanSettings", "digest"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,17 @@ class CatalogueImage:
         )
 
 
+SAFE_ARGUMENTS = (
+    "--max-",
+    "--cpu-threads",
+    "--pool-bytes",
+    "--drain-notice-seconds",
+    "--log-level",
+    "--access-log",
+)
+"""Flags of engine.extraArgs that read no file and reach nothing: users may set them without being allowed to."""
+
+
 @dataclass(frozen=True)
 class Egress:
     """An address that pods which fetch a model may reach, such as a proxy or a mirror."""
@@ -73,7 +84,7 @@ class PlanSettings:
     """Whether the operator may read Nodes."""
     image_prefixes: tuple[str, ...] = ()
     """What a pinned image may begin with, beside the repositories of the catalogue's images."""
-    argument_prefixes: tuple[str, ...] = ("*",)
+    argument_prefixes: tuple[str, ...] = SAFE_ARGUMENTS
     """What a flag of engine.extraArgs may begin with."""
     gateway_namespace: str | None = None
     """Namespace whose pods may send requests to models."""

@@ -138,7 +138,7 @@ def plan_fleet(
         due = min(due or LOOK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS)
     kept = movable(kept, waiting, spare)
     leaving = {label: count for label, count in running.items() if label not in kept}
-    staying, wanted = _hand_over(draft, kept, leaving, sum(spare.values()), total)
+    staying, wanted = _hand_over(draft, kept, leaving, sum(spare.values()), total, may_go=bool(types))
     # At one price the order of the types decides, so that whole accelerators come before slices.
     cost = {item.label: rank for rank, item in enumerate(resolution.types)}
     shares = spread(wanted, kept, spare, cost)
@@ -158,12 +158,14 @@ def plan_fleet(
 
 
 def _hand_over(
-    draft: _Draft, kept: dict[str, int], leaving: dict[str, int], spare: int, total: int
+    draft: _Draft, kept: dict[str, int], leaving: dict[str, int], spare: int, total: int, *, may_go: bool
 ) -> tuple[dict[str, int], int]:
-    """(replicas by type that is left, replicas wanted on the others)."""
+    """(replicas by type that is left, replicas wanted on the others); they stay while no type takes over."""
     facts, leaves = draft.facts, sum(leaving.values())
     if not leaves:
         return {}, total
+    if not may_go:
+        return leaving, max(0, total - leaves)
     servers = [pod for pod in facts.pods if is_server(pod)]
     left = [pod for pod in servers if label_of(pod, contract.NODE_TYPE_LABEL) in leaving]
     taking = [pod for pod in servers if label_of(pod, contract.NODE_TYPE_LABEL) not in leaving]
