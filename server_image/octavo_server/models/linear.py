@@ -11,14 +11,29 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from octavo_server.weights.four_bit import BLOCK, FourBitWeight
+
 Linear = Callable[[torch.Tensor], torch.Tensor]
 """`[tokens, in]` → `[tokens, out]`."""
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None, *, quantization: str, dtype: torch.dtype) -> Linear:
-    """A layer for `weight` `[out, in]` on its device; quantization `None` keeps `dtype`, `Int8` takes a byte each."""
+def make_linear(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    quantization: str,
+    dtype: torch.dtype,
+    four_bit: FourBitWeight | None = None,
+) -> Linear:
+    """A layer for `weight` `[out, in]` on its device; quantization `None` keeps `dtype`, `Int8` takes a byte each.
+
+    four_bit: the same weight as its file holds it, where that is a 4-bit format; `Int8` uses it for few rows.
+    """
     if quantization == "Int8":
-        return Int8Linear(weight, bias, dtype)
+        wide = Int8Linear(weight, bias, dtype)
+        if four_bit is not None and FewRowsLinear.supports(four_bit):
+            return FewRowsLinear(four_bit, bias, dtype, wide)
+        return wide
     return ExactLinear(weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
@@ -62,3 +77,35 @@ class Int8Linear:
         if self._bias is not None:
             out += self._bias
         return out if self._dtype == torch.float32 else out.to(self._dtype)
+
+
+class FewRowsLinear:
+    """4-bit weights as their file holds them for up to 4 rows, where reading the weights is the work; else `wide`.
+
+    The operator dequantizes in registers and takes bfloat16 inputs, scales and middles. Measured on 2 cores with AMX,
+    all layers of a 135M model: 1 row 4.6 ms instead of 11, 4 rows 7.4 instead of 15, 12 rows the same.
+    """
+
+    ROWS = 4
+
+    @staticmethod
+    def supports(weight: FourBitWeight) -> bool:
+        """Whether torch has a vectorised kernel for this shape on this machine."""
+        rows, columns = weight.values.shape
+        return torch.backends.cpu.get_cpu_capability().startswith("AVX") and rows % 16 == 0 and columns % BLOCK == 0
+
+    def __init__(self, weight: FourBitWeight, bias: torch.Tensor | None, dtype: torch.dtype, wide: Linear) -> None:
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.values.int(), 1)
+        factors = torch.stack((weight.scale.t(), weight.middle.t()), dim=2)
+        self._factors = factors.to(torch.bfloat16).contiguous()
+        self._bias = None if bias is None else bias.to(dtype)
+        self._dtype = dtype
+        self._wide = wide
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > self.ROWS:
+            return self._wide(x)
+        out: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x.to(torch.bfloat16), self._packed, BLOCK, self._factors
+        ).to(self._dtype)
+        return out if self._bias is None else out + self._bias
