@@ -48,11 +48,21 @@ class ExactLinear:
         return F.linear(x, self._weight, self._bias)
 
 
-class Int8Linear:
-    """8-bit integer products on a CPU: weights rounded once per output row, inputs once per token (symmetric).
+def input_levels(has_vnni: bool) -> int:
+    """255, or 127 on processors whose 8-bit products add pairs in 16 bits, where larger inputs would saturate."""
+    return 255 if has_vnni else 127
 
-    Sums are exact in 32-bit integers and the scale of a token depends on that token alone, so a row's result is the
-    same bit for bit in every batch.
+
+LEVELS = input_levels(bool(torch.cpu._is_vnni_supported()))
+
+
+class Int8Linear:
+    """8-bit integer products on a CPU: weights rounded once per output row, inputs once per token.
+
+    A token's inputs span 0…LEVELS from its smallest to its largest value (activations are lopsided: half of a symmetric
+    range would stay unused). The offset leaves the product as a rank-one term: Σ w·(q − z) = Σ w·q − z · Σ w.
+    Sums are exact in 32-bit integers and a token's scale and offset depend on that token alone, so a row's result is
+    the same bit for bit in every batch.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
@@ -61,6 +71,7 @@ class Int8Linear:
         rounded = (values / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
         self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
         self._scale = scale
+        self._sums = rounded.sum(dim=1).float() * scale
         self._zero = torch.zeros(weight.shape[0], dtype=torch.int64)
         self._bias = None if bias is None else bias.float()
         self._dtype = dtype
@@ -68,12 +79,16 @@ class Int8Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         values = x if x.dtype == torch.float32 else x.float()
-        largest = torch.linalg.vector_norm(values, float("inf"), dim=1, keepdim=True).clamp_min_(1e-12)
-        rounded = (values * (127.0 / largest)).round_().to(torch.int8)
+        low, high = torch.aminmax(values, dim=1, keepdim=True)
+        # Zero lies in the range, so that it stays zero.
+        low.clamp_max_(0.0)
+        step = high.clamp_min_(0.0).sub_(low).mul_(1 / LEVELS).clamp_min_(1e-12)
+        offset = low.div_(step).neg_().round_()
+        rounded = (values / step).round_().add_(offset).clamp_(0, LEVELS).to(torch.uint8)
         out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             rounded, 1.0, 0, self._packed, self._scale, self._zero, None, 1.0, 0, self._out_dtype, "none", [], ""
         )
-        out *= largest.mul_(1 / 127)
+        out = torch.addcmul(out, offset, self._sums, value=-1, out=out).mul_(step)
         if self._bias is not None:
             out += self._bias
         return out if self._dtype == torch.float32 else out.to(self._dtype)
