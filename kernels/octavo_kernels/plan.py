@@ -24,6 +24,7 @@ FIRST_PARTIAL = 8  # the pair's partial results, in the order of their keys: thi
 NEXT_PARTIAL = 9  # then the ones from here on
 SPLITS = 10  # how many they are
 NEXT = 11  # the item that the same program does next; −1: none
+LENGTH = 12  # tokens of the sequence in the cache: slots of its pages past them may hold anything
 ITEM_COLUMNS = 16  # a row fills half a cache line
 
 

@@ -34,6 +34,11 @@ class Launch:
     stages: int
     programs: int = 3
     least_blocks: int = 1
+    ping_pong: bool = True
+
+
+# Two warpgroups of 64 rows each; two tiles of keys and of values in shared memory.
+HOPPER_LAUNCH = Launch(128, 128, 4, 2)
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class _List:
     partials: torch.Tensor
     partial_sums: torch.Tensor
     arrivals: torch.Tensor
+    tickets: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,7 @@ class TritonBackend:
     share: programs that short tiles' work is divided among, and parts of long tiles' work; None derives them from the
         device.
     decode_launch, prefill_launch: launch configurations; None takes those of choose_launch.
+    hopper: whether long tiles take the kernel for Hopper GPUs; None where it serves the shape and the device.
     Products are made in the dtype of q, float32 ones without reduced-precision modes; sums are float32. Partial results
     have one place per backend: run it on one stream at a time.
     """
@@ -91,6 +98,7 @@ class TritonBackend:
         share: int | None = None,
         decode_launch: Launch | None = None,
         prefill_launch: Launch | None = None,
+        hopper: bool | None = None,
     ) -> None:
         for field, dtype in (("dtype", shape.dtype), ("kv_dtype", shape.pool_dtype)):
             if dtype not in TRITON_DTYPES:
@@ -100,8 +108,10 @@ class TritonBackend:
         self._device = device
         self._max_tokens = max_tokens
         self._short = decode_launch or choose_launch(shape, decode=True)
-        self._long = prefill_launch or choose_launch(shape, decode=False)
-        processors, self._overlap = _processors(device)
+        self._processors, self._overlap = _processors(device)
+        processors = self._processors
+        self._hopper = serves_hopper(shape, device) if hopper is None else hopper
+        self._long = prefill_launch or (HOPPER_LAUNCH if self._hopper else choose_launch(shape, decode=False))
         self._programs = share or self._short.programs * processors
         self._parts = share or PARTS_PER_PROCESSOR * processors
         self._step: _Step | None = None
@@ -179,6 +189,7 @@ class TritonBackend:
         plan_long[(triton.cdiv(limits.items, rows),)](
             *index,
             kept.items,
+            kept.tickets,
             batch,
             limits.share,
             limits.items,
@@ -208,7 +219,7 @@ class TritonBackend:
         if same is None:
             results = torch.empty(partials * launch.block_m * block_d, dtype=torch.float32, device=device)
             sums = torch.empty(partials * 2 * launch.block_m, dtype=torch.float32, device=device)
-            arrivals = torch.zeros(partials, dtype=torch.int32, device=device)
+            arrivals = torch.zeros(2 * partials, dtype=torch.int32, device=device)
         else:
             results, sums, arrivals = same.partials, same.partial_sums, same.arrivals
         merge_rows = min(launch.block_m, _power_of_two(shape.group_size)) if kind == "short" else launch.block_m
@@ -224,6 +235,7 @@ class TritonBackend:
             partials=results,
             partial_sums=sums,
             arrivals=arrivals,
+            tickets=torch.zeros(2, dtype=torch.int32, device=device),
         )
         self._lists[kind, items] = kept
         return kept
@@ -234,7 +246,10 @@ class TritonBackend:
         if step is None or q.shape[0] == 0:
             return
         for work in step.lists:
-            self._attend(work, step.page_table, q, kv, out, lse)
+            if self._hopper and work.launch is self._long:
+                self._attend_hopper(work, step.page_table, q, kv, out, lse)
+            else:
+                self._attend(work, step.page_table, q, kv, out, lse)
 
     def _attend(
         self,
@@ -289,6 +304,67 @@ class TritonBackend:
             num_stages=launch.stages,
             **options,
         )
+
+    def _attend_hopper(
+        self,
+        work: _List,
+        page_table: torch.Tensor,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        from octavo_kernels.triton_hopper import attend_hopper, describe_pool
+
+        shape, variant, launch = self._shape, self._variant, work.launch
+        scale = variant.scale_for(shape.head_size)
+        box = min(shape.page_size, launch.block_n)
+        attend_hopper[(self._processors,)](
+            q,
+            describe_pool(kv, box),
+            out,
+            out if lse is None else lse,
+            work.items,
+            page_table,
+            work.partials,
+            work.partial_sums,
+            work.arrivals,
+            work.tickets,
+            q.stride(0),
+            q.stride(1),
+            out.stride(0),
+            out.stride(1),
+            0 if lse is None else lse.stride(0),
+            page_table.stride(0),
+            shape.kv_heads,
+            scale if variant.soft_cap is not None else scale * math.log2(math.e),
+            variant.soft_cap or 0.0,
+            variant.window or 0,
+            GROUP=shape.group_size,
+            PAGE_SIZE=shape.page_size,
+            HEAD_SIZE=shape.head_size,
+            ITEM_COLUMNS=ITEM_COLUMNS,
+            BLOCK_N=launch.block_n,
+            BOX=box,
+            STAGES=launch.stages,
+            HAS_WINDOW=variant.window is not None,
+            SOFT_CAP=variant.soft_cap is not None,
+            HAS_LSE=lse is not None,
+            PING_PONG=launch.ping_pong,
+            num_warps=4,
+        )
+
+
+def serves_hopper(shape: AttentionShape, device: torch.device) -> bool:
+    """Whether the kernel for Hopper GPUs takes this shape on this device."""
+    return (
+        device.type == "cuda"
+        and torch.cuda.get_device_capability(device)[0] == 9
+        and shape.dtype in (torch.float16, torch.bfloat16)
+        and shape.pool_dtype == shape.dtype
+        and shape.head_size in (64, 128)
+        and shape.group_size <= HOPPER_LAUNCH.block_m
+    )
 
 
 def _power_of_two(value: int) -> int:

@@ -41,7 +41,7 @@ def _tile_range(tile, new_tokens, length, window, TILE_TOKENS: tl.constexpr, HAS
 @triton.jit
 def _store_item(
     items_ptr, row, mask, slot, first_row, tokens, position, begin, end, head, partial, first_partial, next_partial,
-    splits, following, ITEM_COLUMNS: tl.constexpr,
+    splits, following, length, ITEM_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     item = items_ptr + row * ITEM_COLUMNS
     tl.store(item, slot, mask=mask)
@@ -56,6 +56,7 @@ def _store_item(
     tl.store(item + 9, next_partial, mask=mask)
     tl.store(item + 10, splits, mask=mask)
     tl.store(item + 11, following, mask=mask)
+    tl.store(item + 12, length, mask=mask)
 
 
 @triton.jit(do_not_specialize=["batch", "programs", "rows_used", "longest", "window"])
@@ -136,7 +137,7 @@ def plan_short(
         items_ptr, row, (row < rows_used) & (exists | at_cut), slot, start + first_token, tl.where(exists, tokens, 0),
         position, item_begin, item_end, pair // tiles, tl.where(splits > 1, partial, -1).to(tl.int32),
         first_partial.to(tl.int32), (first_program + 1).to(tl.int32), splits, tl.where(exists, following, -1),
-        ITEM_COLUMNS,
+        length, ITEM_COLUMNS,
     )  # fmt: skip
 
 
@@ -146,6 +147,7 @@ def plan_long(
     lengths_ptr,
     slots_ptr,
     items_ptr,
+    tickets_ptr,
     batch,
     share,
     rows_used,
@@ -175,6 +177,8 @@ def plan_long(
     splits = (blocks + part - 1) // part
     items = pairs * splits
     partials = tl.where(splits > 1, items, 0)
+    if tl.program_id(0) == 0:
+        tl.store(tickets_ptr, tl.sum(items, 0))
     if SORTED:
         # The order of the sequences: longest first, equal ones as they come.
         item_end = items * 0
@@ -223,5 +227,6 @@ def plan_long(
     _store_item(
         items_ptr, row, row < rows_used, slot, start + first_token, tl.where(exists, tokens, 0), position, item_begin,
         tl.minimum(item_begin + step, end), pair // tiles, tl.where(splits > 1, first_partial + split, -1),
-        first_partial, first_partial + 1, splits, row * 0 - 1, ITEM_COLUMNS,
+        first_partial, first_partial + 1, splits, row * 0 - 1, length,
+        ITEM_COLUMNS,
     )  # fmt: skip
