@@ -9,10 +9,11 @@ import torch
 import triton
 
 from octavo_kernels.batch import Batch
-from octavo_kernels.compat import TRITON_DTYPES, is_interpreting
+from octavo_kernels.compat import TRITON_DTYPES
 from octavo_kernels.plan import ITEM_COLUMNS, LongLimits, ShortLimits, tile_capacity
 from octavo_kernels.shape import AttentionShape, AttentionVariant
 from octavo_kernels.triton_attention import attend
+from octavo_kernels.triton_launch import Device, Launch, choose_launch, power_of_two, serves_hopper
 from octavo_kernels.triton_plan import plan_long, plan_short
 
 # A batch of at most this many tokens a sequence is all short tiles; else sequences with at most this many short tiles
@@ -21,24 +22,6 @@ SHORT_TOKENS_PER_SEQUENCE = 2
 SHORT_TILES = 2
 # Parts that long tiles' work is divided among, per multiprocessor.
 PARTS_PER_PROCESSOR = 2
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Launch configuration: rows and keys of a program's tile, warps, software-pipelining depth, and how many programs
-    of a multiprocessor share the short tiles' work."""
-
-    block_m: int
-    block_n: int
-    warps: int
-    stages: int
-    programs: int = 3
-    least_blocks: int = 1
-    ping_pong: bool = True
-
-
-# Two warpgroups of 64 rows each; two tiles of keys and of values in shared memory.
-HOPPER_LAUNCH = Launch(128, 128, 4, 2)
 
 
 @dataclass(frozen=True)
@@ -63,25 +46,13 @@ class _Step:
     page_table: torch.Tensor
 
 
-def choose_launch(shape: AttentionShape, *, decode: bool) -> Launch:
-    """Launch configuration by shape; decode tiles hold few tokens' groups, prefill tiles many tokens."""
-    group = _power_of_two(shape.group_size)
-    if is_interpreting():
-        return Launch(max(16, group), 16, 4, 1, 1) if decode else Launch(max(32, group), 32, 4, 1, 1)
-    wide = _power_of_two(shape.head_size) > 128
-    if shape.dtype == torch.float32:
-        # Exact float32 products run outside of the matrix units, where large tiles only take long to compile.
-        return Launch(max(16 if decode else 32, group), 16 if wide else 32, 4, 2)
-    return Launch(max(16 if decode else 64, group), 32 if wide else 64, 4, 3 if decode and not wide else 2)
-
-
 class TritonBackend:
     """Backend for GPUs (and, for tests, for Triton's interpreter): float16, bfloat16 or float32 operands.
 
     share: programs that short tiles' work is divided among, and parts of long tiles' work; None derives them from the
         device.
     decode_launch, prefill_launch: launch configurations; None takes those of choose_launch.
-    hopper: whether long tiles take the kernel for Hopper GPUs; None where it serves the shape and the device.
+    hopper: whether to take the kernels for Hopper GPUs; None: where they serve the shape and the device.
     Products are made in the dtype of q, float32 ones without reduced-precision modes; sums are float32. Partial results
     have one place per backend: run it on one stream at a time.
     """
@@ -108,12 +79,13 @@ class TritonBackend:
         self._device = device
         self._max_tokens = max_tokens
         self._short = decode_launch or choose_launch(shape, decode=True)
-        self._processors, self._overlap = _processors(device)
-        processors = self._processors
-        self._hopper = serves_hopper(shape, device) if hopper is None else hopper
-        self._long = prefill_launch or (HOPPER_LAUNCH if self._hopper else choose_launch(shape, decode=False))
-        self._programs = share or self._short.programs * processors
-        self._parts = share or PARTS_PER_PROCESSOR * processors
+        self._gpu = Device.of(device)
+        self._hopper = serves_hopper(shape, self._gpu) if hopper is None else hopper
+        self._overlap = self._gpu.major >= 9
+        self._short = decode_launch or choose_launch(shape, decode=True, hopper=self._hopper)
+        self._long = prefill_launch or choose_launch(shape, decode=False, hopper=self._hopper)
+        self._programs = share or self._short.programs * self._gpu.processors
+        self._parts = share or PARTS_PER_PROCESSOR * self._gpu.processors
         self._step: _Step | None = None
         self._lists: dict[tuple[str, int], _List] = {}
 
@@ -214,7 +186,7 @@ class TritonBackend:
         if kept is not None:
             return kept
         shape, device = self._shape, self._device
-        block_d = _power_of_two(shape.head_size)
+        block_d = power_of_two(shape.head_size)
         same = next((entry for (other, _), entry in self._lists.items() if other == kind), None)
         if same is None:
             results = torch.empty(partials * launch.block_m * block_d, dtype=torch.float32, device=device)
@@ -222,15 +194,15 @@ class TritonBackend:
             arrivals = torch.zeros(2 * partials, dtype=torch.int32, device=device)
         else:
             results, sums, arrivals = same.partials, same.partial_sums, same.arrivals
-        merge_rows = min(launch.block_m, _power_of_two(shape.group_size)) if kind == "short" else launch.block_m
-        if launch.warps * 32 * 64 < merge_rows * block_d:
-            merge_rows = max(1, launch.warps * 32 * 64 // block_d)
+        # More values at a time are faster and need registers that the loop over keys would miss on other kernels.
+        values = 128 if self._hopper else 32
+        merge_rows, merge_splits = _merge_tile(launch, shape.group_size, block_d, values)
         kept = _List(
             launch=launch,
             items=torch.zeros(items, ITEM_COLUMNS, dtype=torch.int32, device=device),
             programs=programs,
             merge_rows=merge_rows,
-            merge_splits=max(1, launch.warps * 32 * 64 // (merge_rows * block_d)),
+            merge_splits=merge_splits,
             two_loops=kind == "long" and self._variant.window is None,
             partials=results,
             partial_sums=sums,
@@ -246,10 +218,8 @@ class TritonBackend:
         if step is None or q.shape[0] == 0:
             return
         for work in step.lists:
-            if self._hopper and work.launch is self._long:
-                self._attend_hopper(work, step.page_table, q, kv, out, lse)
-            else:
-                self._attend(work, step.page_table, q, kv, out, lse)
+            attend_list = self._attend_hopper if self._hopper else self._attend
+            attend_list(work, step.page_table, q, kv, out, lse)
 
     def _attend(
         self,
@@ -291,7 +261,7 @@ class TritonBackend:
             ITEM_COLUMNS=ITEM_COLUMNS,
             BLOCK_M=launch.block_m,
             BLOCK_N=launch.block_n,
-            BLOCK_D=_power_of_two(shape.head_size),
+            BLOCK_D=power_of_two(shape.head_size),
             HAS_WINDOW=variant.window is not None,
             SOFT_CAP=variant.soft_cap is not None,
             HAS_LSE=lse is not None,
@@ -314,12 +284,15 @@ class TritonBackend:
         out: torch.Tensor,
         lse: torch.Tensor | None,
     ) -> None:
-        from octavo_kernels.triton_hopper import attend_hopper, describe_pool
+        # Imported here: Gluon is a part of Triton that other GPUs do not need.
+        from octavo_kernels.triton_hopper_blocks import describe_pool
+        from octavo_kernels.triton_hopper_long import attend_long
+        from octavo_kernels.triton_hopper_short import attend_short
 
         shape, variant, launch = self._shape, self._variant, work.launch
         scale = variant.scale_for(shape.head_size)
         box = min(shape.page_size, launch.block_n)
-        attend_hopper[(self._processors,)](
+        tensors = (
             q,
             describe_pool(kv, box),
             out,
@@ -329,7 +302,8 @@ class TritonBackend:
             work.partials,
             work.partial_sums,
             work.arrivals,
-            work.tickets,
+        )
+        numbers = (
             q.stride(0),
             q.stride(1),
             out.stride(0),
@@ -340,46 +314,47 @@ class TritonBackend:
             scale if variant.soft_cap is not None else scale * math.log2(math.e),
             variant.soft_cap or 0.0,
             variant.window or 0,
-            GROUP=shape.group_size,
-            PAGE_SIZE=shape.page_size,
-            HEAD_SIZE=shape.head_size,
-            ITEM_COLUMNS=ITEM_COLUMNS,
-            BLOCK_N=launch.block_n,
-            BOX=box,
-            STAGES=launch.stages,
-            HAS_WINDOW=variant.window is not None,
-            SOFT_CAP=variant.soft_cap is not None,
-            HAS_LSE=lse is not None,
-            PING_PONG=launch.ping_pong,
+        )
+        constants = {
+            "GROUP": shape.group_size,
+            "PAGE_SIZE": shape.page_size,
+            "HEAD_SIZE": shape.head_size,
+            "ITEM_COLUMNS": ITEM_COLUMNS,
+            "BLOCK_N": launch.block_n,
+            "BOX": box,
+            "STAGES": launch.stages,
+            "HAS_WINDOW": variant.window is not None,
+            "SOFT_CAP": variant.soft_cap is not None,
+            "HAS_LSE": lse is not None,
+        }
+        if work.launch is self._long:
+            attend_long[(self._gpu.processors,)](
+                *tensors, work.tickets, *numbers, **constants, PING_PONG=launch.ping_pong, num_warps=4
+            )
+            return
+        # Several programs share a multiprocessor's registers; what the loading warp leaves goes to the computing ones.
+        limit = {"maxnreg": 256 // launch.programs} if launch.programs > 1 else {}
+        attend_short[(work.programs,)](
+            *tensors,
+            *numbers,
+            **constants,
+            MERGE_ROWS=work.merge_rows,
+            MERGE_SPLITS=work.merge_splits,
+            OVERLAP=self._overlap,
             num_warps=4,
+            launch_pdl=self._overlap,
+            **limit,
         )
 
 
-def serves_hopper(shape: AttentionShape, device: torch.device) -> bool:
-    """Whether the kernel for Hopper GPUs takes this shape on this device."""
-    return (
-        device.type == "cuda"
-        and torch.cuda.get_device_capability(device)[0] == 9
-        and shape.dtype in (torch.float16, torch.bfloat16)
-        and shape.pool_dtype == shape.dtype
-        and shape.head_size in (64, 128)
-        and shape.group_size <= HOPPER_LAUNCH.block_m
-    )
-
-
-def _power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()
+def _merge_tile(launch: Launch, group: int, block_d: int, values: int) -> tuple[int, int]:
+    """Rows and partial results that a merging program of this launch holds at a time, at so many values a thread."""
+    at_once = launch.warps * 32 * values // block_d
+    rows = min(launch.block_m, power_of_two(group), at_once)
+    return rows, max(1, min(32, at_once // rows))
 
 
 def _plan_block(batch: int) -> tuple[int, int]:
     """Lanes for the sequences, and rows of a plan's program: their product stays in registers."""
-    block = max(16, _power_of_two(batch))
+    block = max(16, power_of_two(batch))
     return block, max(4, min(32, 4096 // block))
-
-
-def _processors(device: torch.device) -> tuple[int, bool]:
-    """Multiprocessors, and whether a launch may overlap the end of the one before (from compute capability 9.0 on)."""
-    if device.type != "cuda":
-        return 4, False
-    properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.major >= 9

@@ -1,49 +1,16 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Attention of long tiles on Hopper GPUs, in Gluon: one warp loads, two warpgroups compute.
+"""Attention of long tiles on Hopper GPUs, in Gluon: one warp loads, two warpgroups compute 64 rows each.
 
-Pages arrive by the bulk tensor copy engine, one box a page, into slices of one swizzled tile of shared memory. Each
-warpgroup holds half of a tile's rows; it starts the next scores' product before it works on the last weights, and the
-two take turns at the tensor cores, so that the exponentials of one hide behind the products of the other (Shah et al.
-2024, FlashAttention-3, sections 3.1 and 3.2). Programs stay and take the next item by a ticket, in the list's order:
-neighbours read the same keys at about the same time, out of the second-level cache.
+Programs stay and take the next item by a ticket, in the list's order: neighbours read the same keys at about the same
+time, out of the second-level cache, and the longest items come first. The loading warp runs ahead into the next item
+while the warpgroups still compute.
 """
 
-import torch
 import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-# Renamed between Triton's versions; where the new name exists, the old one may exist as well, and raise.
-load_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-sync_warps = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-
-
-def describe_pool(kv: torch.Tensor, box: int) -> TensorDescriptor:
-    """The pool `[pages, 2, kv_heads, page_size, head_size]` as rows of one head's tokens, copied by boxes of rows."""
-    rows = kv.view(-1, kv.shape[-1])
-    return TensorDescriptor.from_tensor(rows, [box, kv.shape[-1]], gl.NVMMASharedLayout(128, 16, 2))
-
-
-@gluon.jit
-def _load_block(
-    desc, table_ptr, position, last_page, kv_heads, kind, kv_head, full, tile,
-    PAGE_SIZE: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, HEAD_SIZE: gl.constexpr,
-):  # fmt: skip
-    """Starts the copies of BLOCK_N keys or values from `position` (a multiple of BOX) on; `full` counts their bytes."""
-    mbarrier.expect(full, BLOCK_N * HEAD_SIZE * 2)
-    for box in gl.static_range(BLOCK_N // BOX):
-        at = position + box * BOX
-        # Past the last page, that page again: what lies beyond the sequence is masked.
-        page = gl.load(table_ptr + gl.minimum(at // PAGE_SIZE, last_page))
-        row = ((page * 2 + kind) * kv_heads + kv_head) * PAGE_SIZE + at % PAGE_SIZE
-        load_box(desc, [row, 0], full, tile.slice(box * BOX, BOX))
+from octavo_kernels.triton_hopper_blocks import attend_blocks, load_blocks, sync_warps
 
 
 @gluon.jit
@@ -64,29 +31,10 @@ def _produce(
         item_smem.index(turn % 2).store(gl.full([1], item, gl.int32, one))
         mbarrier.arrive(item_full.index(turn % 2), count=1)
         turn += 1
-        item_ptr = items_ptr + item * ITEM_COLUMNS
-        table = table_ptr + gl.load(item_ptr).to(gl.int64) * stride_table
-        kv_begin = gl.load(item_ptr + 4)
-        kv_end = gl.load(item_ptr + 5)
-        kv_head = gl.load(item_ptr + 6)
-        last_page = (gl.load(item_ptr + 12) - 1) // PAGE_SIZE
-        first = kv_begin // BOX * BOX
-        blocks = (kv_end - first + BLOCK_N - 1) // BLOCK_N
-        for block in range(blocks):
-            stage = step % STAGES
-            empty_phase = ((step // STAGES) & 1) ^ 1
-            position = first + block * BLOCK_N
-            mbarrier.wait(k_empty.index(stage), empty_phase)
-            _load_block(
-                desc, table, position, last_page, kv_heads, 0, kv_head, k_full.index(stage), k_smem.index(stage),
-                PAGE_SIZE, BLOCK_N, BOX, HEAD_SIZE,
-            )  # fmt: skip
-            mbarrier.wait(v_empty.index(stage), empty_phase)
-            _load_block(
-                desc, table, position, last_page, kv_heads, 1, kv_head, v_full.index(stage), v_smem.index(stage),
-                PAGE_SIZE, BLOCK_N, BOX, HEAD_SIZE,
-            )  # fmt: skip
-            step += 1
+        step = load_blocks(
+            desc, items_ptr + item * ITEM_COLUMNS, table_ptr, stride_table, kv_heads,
+            k_smem, v_smem, k_full, k_empty, v_full, v_empty, step, PAGE_SIZE, HEAD_SIZE, BLOCK_N, BOX, STAGES,
+        )  # fmt: skip
         ticket = gl.atomic_add(tickets_ptr + 1, 1)
         if ticket == count - 1:
             # The launch takes as many tickets as there are items: the last one sets the counter back for the next.
@@ -95,52 +43,6 @@ def _produce(
     mbarrier.wait(item_empty.index(turn % 2), ((turn // 2) & 1) ^ 1)
     item_smem.index(turn % 2).store(gl.full([1], -1, gl.int32, one))
     mbarrier.arrive(item_full.index(turn % 2), count=1)
-
-
-@gluon.jit
-def _weigh(
-    scores, row_max, row_sum, start, kv_begin, kv_end, first_position, query_position, position_lane,
-    scale_log2, soft_cap, window,
-    BLOCK_N: gl.constexpr, HAS_WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr,
-):  # fmt: skip
-    """One block's scores to weights, by online softmax; masks only where some row does not see the whole block."""
-    if SOFT_CAP:
-        scores = scores * scale_log2
-        scores = soft_cap * (1.0 - 2.0 / (1.0 + gl.exp2(scores * (2.0 * 1.4426950408889634) / soft_cap)))
-        scores = scores * 1.4426950408889634
-    inside = (start >= kv_begin) & (start + BLOCK_N <= gl.minimum(kv_end, first_position + 1))
-    if HAS_WINDOW:
-        inside = inside & False
-    if not inside:
-        position = start + position_lane
-        seen = (position >= kv_begin) & (position < kv_end)
-        visible = seen[None, :] & (position[None, :] <= query_position[:, None])
-        if HAS_WINDOW:
-            visible = visible & (position[None, :] > query_position[:, None] - window)
-        scores = gl.where(visible, scores, float("-inf"))
-    scaling = 1.0 if SOFT_CAP else scale_log2
-    new_max = gl.maximum(row_max, gl.max(scores, 1) * scaling)
-    # A row that has seen nothing keeps −inf; subtracting 0 instead makes its weights 0, not NaN.
-    shift = gl.where(new_max == float("-inf"), 0.0, new_max)
-    weights = gl.exp2(scores * scaling - shift[:, None])
-    decay = gl.exp2(row_max - shift)
-    return weights, decay, new_max, row_sum * decay + gl.sum(weights, 1)
-
-
-@gluon.jit
-def _clear_outside(tile, start, kv_begin, length, fixed, fixes, WG: gl.constexpr, BLOCK_N: gl.constexpr,
-                   HEAD_SIZE: gl.constexpr):  # fmt: skip
-    """Sets values of slots that hold no token of the sequence to 0, half of them by each warpgroup: they may be NaN."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_SIZE, HEAD_SIZE // 8], [4, 1], [1, 0])
-    half = tile.slice(WG * (BLOCK_N // 2), BLOCK_N // 2)
-    position = start + WG * (BLOCK_N // 2) + gl.arange(0, BLOCK_N // 2, gl.SliceLayout(1, layout))
-    keep = (position >= kv_begin) & (position < length)
-    values = half.load(layout)
-    half.store(gl.where(keep[:, None], values, gl.zeros_like(values)))
-    fence_async_shared()
-    sync_warps()
-    mbarrier.arrive(fixed, count=1)
-    mbarrier.wait(fixed, fixes & 1)
 
 
 @gluon.jit
@@ -207,7 +109,6 @@ def _consume(
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_SIZE, HEAD_SIZE // 8], [4, 1], [1, 0])
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_SIZE, 16])
-    weights_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     rows_of_scores: gl.constexpr = gl.SliceLayout(1, scores_layout)
     rows_of_acc: gl.constexpr = gl.SliceLayout(1, acc_layout)
 
@@ -216,7 +117,6 @@ def _consume(
     wide_row = WG * 64 + gl.arange(0, 64, gl.SliceLayout(1, wide))
     lane = gl.arange(0, HEAD_SIZE, gl.SliceLayout(0, wide))
     wide_token = wide_row // GROUP
-    no_scores = gl.zeros([64, BLOCK_N], gl.float32, scores_layout)
     turn = 0
     step = 0
     order = 0
@@ -239,8 +139,6 @@ def _consume(
             kv_head = gl.load(item_ptr + 6)
             partial = gl.load(item_ptr + 7).to(gl.int64)
             length = gl.load(item_ptr + 12)
-            first = kv_begin // BOX * BOX
-            blocks = (kv_end - first + BLOCK_N - 1) // BLOCK_N
             head = kv_head * GROUP + wide_row % GROUP
             used = (wide_token < tokens)[:, None]
             q_row = (first_row + wide_token) * stride_q_token + head * stride_q_head
@@ -248,62 +146,11 @@ def _consume(
             fence_async_shared()
             sync_warps()
             query_position = first_position + row // GROUP
-            row_max = gl.full([64], float("-inf"), gl.float32, rows_of_scores)
-            row_sum = gl.zeros([64], gl.float32, rows_of_scores)
-            acc = gl.zeros([64, HEAD_SIZE], gl.float32, acc_layout)
-            if blocks > 0:
-                stage = step % STAGES
-                mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
-                scores = warpgroup_mma(
-                    q_smem, k_smem.index(stage).permute((1, 0)), no_scores, use_acc=False, is_async=True
-                )
-                scores = warpgroup_mma_wait(0, deps=(scores,))
-                mbarrier.arrive(k_empty.index(stage), count=1)
-                weights, decay, row_max, row_sum = _weigh(
-                    scores, row_max, row_sum, first, kv_begin, kv_end, first_position, query_position, position_lane,
-                    scale_log2, soft_cap, window, BLOCK_N, HAS_WINDOW, SOFT_CAP,
-                )  # fmt: skip
-                operand = gl.convert_layout(weights.to(q_ptr.dtype.element_ty), weights_layout)
-                for block in range(1, blocks):
-                    next_stage = (step + 1) % STAGES
-                    mbarrier.wait(k_full.index(next_stage), ((step + 1) // STAGES) & 1)
-                    mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
-                    before = first + (block - 1) * BLOCK_N
-                    if (before < kv_begin) | (before + BLOCK_N > length):
-                        _clear_outside(
-                            v_smem.index(stage), before, kv_begin, length, fixed, fixes, WG, BLOCK_N, HEAD_SIZE
-                        )
-                        fixes += 1
-                    if PING_PONG:
-                        mbarrier.wait(turns.index(WG), (order & 1) ^ (1 - WG))
-                    scores_token = warpgroup_mma(
-                        q_smem, k_smem.index(next_stage).permute((1, 0)), no_scores, use_acc=False, is_async=True
-                    )
-                    acc_token = warpgroup_mma(operand, v_smem.index(stage), acc, is_async=True)
-                    if PING_PONG:
-                        mbarrier.arrive(turns.index(1 - WG), count=1)
-                        order += 1
-                    scores = warpgroup_mma_wait(1, deps=(scores_token,))
-                    mbarrier.arrive(k_empty.index(next_stage), count=1)
-                    weights, decay, row_max, row_sum = _weigh(
-                        scores, row_max, row_sum, first + block * BLOCK_N, kv_begin, kv_end, first_position,
-                        query_position, position_lane, scale_log2, soft_cap, window, BLOCK_N, HAS_WINDOW, SOFT_CAP,
-                    )  # fmt: skip
-                    acc = warpgroup_mma_wait(0, deps=(acc_token,))
-                    mbarrier.arrive(v_empty.index(stage), count=1)
-                    acc = acc * gl.convert_layout(decay, rows_of_acc)[:, None]
-                    operand = gl.convert_layout(weights.to(q_ptr.dtype.element_ty), weights_layout)
-                    step += 1
-                    stage = next_stage
-                mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
-                before = first + (blocks - 1) * BLOCK_N
-                if (before < kv_begin) | (before + BLOCK_N > length):
-                    _clear_outside(v_smem.index(stage), before, kv_begin, length, fixed, fixes, WG, BLOCK_N, HEAD_SIZE)
-                    fixes += 1
-                acc = warpgroup_mma(operand, v_smem.index(stage), acc, is_async=True)
-                acc = warpgroup_mma_wait(0, deps=(acc,))
-                mbarrier.arrive(v_empty.index(stage), count=1)
-                step += 1
+            acc, row_max, row_sum, step, order, fixes = attend_blocks(
+                q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty, turns, fixed, step, order, fixes,
+                kv_begin, kv_end, length, first_position, query_position, position_lane, scale_log2, soft_cap, window,
+                WG, 2, HEAD_SIZE, BLOCK_N, BOX, STAGES, HAS_WINDOW, SOFT_CAP, PING_PONG,
+            )  # fmt: skip
 
             if partial >= 0:
                 base = partial * 128 + wide_row
@@ -330,7 +177,7 @@ def _consume(
 
 
 @gluon.jit
-def attend_hopper(
+def attend_long(
     q_ptr, kv_desc, out_ptr, lse_ptr, items_ptr, table_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, tickets_ptr,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token, stride_table, kv_heads,
     scale_log2, soft_cap, window,
