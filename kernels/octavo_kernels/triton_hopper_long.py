@@ -10,7 +10,7 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from octavo_kernels.triton_hopper_blocks import attend_blocks, load_blocks, sync_warps
+from octavo_kernels.triton_hopper_blocks import attend_blocks, item_field, load_blocks, load_queries, sync_warps
 
 
 @gluon.jit
@@ -95,6 +95,17 @@ def _merge_half(
 
 
 @gluon.jit
+def _take(item_smem, item_full, item_empty, turn):
+    """The item that the loading warp told of; −1 at the end."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    mbarrier.wait(item_full.index(turn % 2), (turn // 2) & 1)
+    item = gl.max(item_smem.index(turn % 2).load(one), 0)
+    sync_warps()
+    mbarrier.arrive(item_empty.index(turn % 2), count=1)
+    return item
+
+
+@gluon.jit
 def _consume(
     q_ptr, out_ptr, lse_ptr, items_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token,
@@ -105,7 +116,6 @@ def _consume(
     HAS_LSE: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: 64 rows of each item that the loading warp tells of."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_SIZE, HEAD_SIZE // 8], [4, 1], [1, 0])
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_SIZE, 16])
@@ -121,59 +131,60 @@ def _consume(
     step = 0
     order = 0
     fixes = 0
-    running = True
-    while running:
-        mbarrier.wait(item_full.index(turn % 2), (turn // 2) & 1)
-        item = gl.max(item_smem.index(turn % 2).load(one), 0)
+    item = _take(item_smem, item_full, item_empty, turn)
+    turn += 1
+    item_ptr = items_ptr + gl.maximum(item, 0) * ITEM_COLUMNS
+    queries = load_queries(q_ptr, item_ptr, item >= 0, wide_row, lane, stride_q_token, stride_q_head, GROUP)
+    while item >= 0:
+        item_ptr = items_ptr + item * ITEM_COLUMNS
+        first_row = item_field(item_ptr, 1).to(gl.int64)
+        tokens = item_field(item_ptr, 2)
+        first_position = item_field(item_ptr, 3)
+        kv_begin = item_field(item_ptr, 4)
+        kv_end = item_field(item_ptr, 5)
+        kv_head = item_field(item_ptr, 6)
+        partial = item_field(item_ptr, 7).to(gl.int64)
+        length = item_field(item_ptr, 12)
+        q_smem.store(queries)
+        fence_async_shared()
         sync_warps()
-        mbarrier.arrive(item_empty.index(turn % 2), count=1)
-        turn += 1
-        running = item >= 0
-        if running:
-            item_ptr = items_ptr + item * ITEM_COLUMNS
-            first_row = gl.load(item_ptr + 1).to(gl.int64)
-            tokens = gl.load(item_ptr + 2)
-            first_position = gl.load(item_ptr + 3)
-            kv_begin = gl.load(item_ptr + 4)
-            kv_end = gl.load(item_ptr + 5)
-            kv_head = gl.load(item_ptr + 6)
-            partial = gl.load(item_ptr + 7).to(gl.int64)
-            length = gl.load(item_ptr + 12)
-            head = kv_head * GROUP + wide_row % GROUP
-            used = (wide_token < tokens)[:, None]
-            q_row = (first_row + wide_token) * stride_q_token + head * stride_q_head
-            q_smem.store(gl.load(q_ptr + q_row[:, None] + lane[None, :], mask=used, other=0.0))
-            fence_async_shared()
-            sync_warps()
-            query_position = first_position + row // GROUP
-            acc, row_max, row_sum, step, order, fixes = attend_blocks(
-                q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty, turns, fixed, step, order, fixes,
-                kv_begin, kv_end, length, first_position, query_position, position_lane, scale_log2, soft_cap, window,
-                WG, 2, HEAD_SIZE, BLOCK_N, BOX, STAGES, HAS_WINDOW, SOFT_CAP, PING_PONG,
-            )  # fmt: skip
+        query_position = first_position + row // GROUP
+        acc, row_max, row_sum, step, order, fixes = attend_blocks(
+            q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty, turns, fixed, step, order, fixes,
+            kv_begin, kv_end, length, first_position, query_position, position_lane, scale_log2, soft_cap, window,
+            WG, 2, HEAD_SIZE, BLOCK_N, BOX, STAGES, HAS_WINDOW, SOFT_CAP, PING_PONG,
+        )  # fmt: skip
 
-            if partial >= 0:
-                base = partial * 128 + wide_row
-                part = gl.convert_layout(acc, wide)
-                gl.store(partial_ptr + base[:, None] * HEAD_SIZE + lane[None, :], part)
-                sums = partial_sums_ptr + partial * 256 + row
-                gl.store(sums, row_max)
-                gl.store(sums + 128, row_sum)
-                _merge_half(
-                    item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, out_ptr, lse_ptr, first_row, tokens, kv_head,
-                    stride_out_token, stride_out_head, stride_lse_token, WG, GROUP, HEAD_SIZE, HAS_LSE,
-                )  # fmt: skip
-            else:
-                empty = row_sum == 0.0
-                total = gl.where(empty, 1.0, row_sum)
-                acc = acc / gl.convert_layout(total, rows_of_acc)[:, None]
-                out_row = (first_row + wide_token) * stride_out_token + head * stride_out_head
-                values = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), wide)
-                gl.store(out_ptr + out_row[:, None] + lane[None, :], values, mask=used)
-                if HAS_LSE:
-                    lse = gl.where(empty, float("-inf"), row_max + gl.log2(total))
-                    lse_row = (first_row + row // GROUP) * stride_lse_token + kv_head * GROUP + row % GROUP
-                    gl.store(lse_ptr + lse_row, lse * 0.6931471805599453, mask=row // GROUP < tokens)
+        # The next item's queries are on their way while this one's results are written.
+        item = _take(item_smem, item_full, item_empty, turn)
+        turn += 1
+        next_ptr = items_ptr + gl.maximum(item, 0) * ITEM_COLUMNS
+        queries = load_queries(q_ptr, next_ptr, item >= 0, wide_row, lane, stride_q_token, stride_q_head, GROUP)
+
+        head = kv_head * GROUP + wide_row % GROUP
+        used = (wide_token < tokens)[:, None]
+        if partial >= 0:
+            base = partial * 128 + wide_row
+            part = gl.convert_layout(acc, wide)
+            gl.store(partial_ptr + base[:, None] * HEAD_SIZE + lane[None, :], part)
+            sums = partial_sums_ptr + partial * 256 + row
+            gl.store(sums, row_max)
+            gl.store(sums + 128, row_sum)
+            _merge_half(
+                item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, out_ptr, lse_ptr, first_row, tokens, kv_head,
+                stride_out_token, stride_out_head, stride_lse_token, WG, GROUP, HEAD_SIZE, HAS_LSE,
+            )  # fmt: skip
+        else:
+            empty = row_sum == 0.0
+            total = gl.where(empty, 1.0, row_sum)
+            acc = acc / gl.convert_layout(total, rows_of_acc)[:, None]
+            out_row = (first_row + wide_token) * stride_out_token + head * stride_out_head
+            values = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), wide)
+            gl.store(out_ptr + out_row[:, None] + lane[None, :], values, mask=used)
+            if HAS_LSE:
+                lse = gl.where(empty, float("-inf"), row_max + gl.log2(total))
+                lse_row = (first_row + row // GROUP) * stride_lse_token + kv_head * GROUP + row % GROUP
+                gl.store(lse_ptr + lse_row, lse * 0.6931471805599453, mask=row // GROUP < tokens)
 
 
 @gluon.jit

@@ -61,9 +61,9 @@ def serves_hopper(shape: AttentionShape, device: Device) -> bool:
 def choose_launch(shape: AttentionShape, *, decode: bool, hopper: bool = False) -> Launch:
     """Launch configuration by shape; decode tiles hold few tokens' groups, prefill tiles many tokens."""
     if hopper:
-        # Shared memory holds 196 KiB of keys and values for short tiles, 128 KiB for long ones.
+        # A multiprocessor holds two programs of short tiles with 96 KiB of keys and values each, or one of long tiles.
         narrow = shape.head_size == 64
-        return Launch(64, 64, 4, 12 if narrow else 6, programs=1) if decode else Launch(128, 128, 8, 4 if narrow else 2)
+        return Launch(64, 64, 4, 6 if narrow else 3, programs=2) if decode else Launch(128, 128, 8, 4 if narrow else 2)
     group = power_of_two(shape.group_size)
     if is_interpreting():
         return Launch(max(16, group), 16, 4, 1, 1) if decode else Launch(max(32, group), 32, 4, 1, 1)
