@@ -1,13 +1,16 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""The attention kernel: one program attends one query tile of one KV head over one range of keys.
+"""The attention kernel: each program attends the items of its list, one query tile over one range of keys at a time.
 
-Decode, prefill and mixed batches differ only in their work list (plan). The query heads that share a KV head are packed
-into the tile's rows, so that keys are read once for all of them. Online softmax in base 2 (Dao et al. 2022); a split
-tile leaves a normalised float32 partial with its base-2 log-sum-exp for triton_merge (flash decoding, Dao et al. 2023).
+Decode, prefill and mixed batches differ only in their work lists (plan). Query heads that share a KV head are packed
+into the tile's rows, so that keys are read once for all of them. Online softmax in base 2 (Dao et al. 2022); an item of
+a split pair leaves a normalised float32 partial with its base-2 log-sum-exp, and the program that comes last merges
+them (triton_merge).
 """
 
 import triton
 import triton.language as tl
+
+from octavo_kernels.triton_merge import merge_partials
 
 
 @triton.jit
@@ -42,6 +45,7 @@ def _attend_block(
     present = inside[:, None] & (lane < HEAD_SIZE)[None, :]
     # What is not present is read as 0, never from memory: a free slot may hold NaN.
     k = tl.load(kv_ptr + row[:, None] + lane[None, :], mask=present, other=0.0).to(q.dtype)
+    v = tl.load(kv_ptr + v_offset + row[:, None] + lane[None, :], mask=present, other=0.0).to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
     if SOFT_CAP:
         # scale_log2 holds no log2(e) here: cap · tanh(s / cap), then to base 2.
@@ -57,7 +61,6 @@ def _attend_block(
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)
     weights = tl.exp2(scores - shift[:, None])
     decay = tl.exp2(row_max - shift)
-    v = tl.load(kv_ptr + v_offset + row[:, None] + lane[None, :], mask=present, other=0.0).to(q.dtype)
     acc = acc * decay[:, None]
     acc = tl.dot(weights.to(q.dtype), v, acc, input_precision=PRECISION)
     return acc, new_max, row_sum * decay + tl.sum(weights, 1)
@@ -72,7 +75,8 @@ def attend(
     items_ptr,
     table_ptr,
     partial_ptr,
-    partial_lse_ptr,
+    partial_sums_ptr,
+    arrivals_ptr,
     stride_q_token,
     stride_q_head,
     stride_out_token,
@@ -96,64 +100,79 @@ def attend(
     SOFT_CAP: tl.constexpr,
     HAS_LSE: tl.constexpr,
     PRECISION: tl.constexpr,
+    TWO_LOOPS: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,
+    MERGE_SPLITS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    item_ptr = items_ptr + tl.program_id(0) * ITEM_COLUMNS
-    kv_head = tl.program_id(1)
-    kv_heads = tl.num_programs(1)
-    tokens = tl.load(item_ptr + 2)
-    if tokens == 0:
-        return
-    slot = tl.load(item_ptr).to(tl.int64)
-    first_row = tl.load(item_ptr + 1).to(tl.int64)
-    first_position = tl.load(item_ptr + 3)
-    kv_begin = tl.load(item_ptr + 4)
-    kv_end = tl.load(item_ptr + 5)
-    partial = tl.load(item_ptr + 6).to(tl.int64)
-
+    if OVERLAP:
+        # Everything before this line may run while the kernel before still does; nothing of its results is read there.
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.arange(0, BLOCK_M)
     token = row // GROUP
-    head = kv_head * GROUP + row % GROUP
     lane = tl.arange(0, BLOCK_D)
-    row_used = token < tokens
-    stored = row_used[:, None] & (lane < HEAD_SIZE)[None, :]
-    q_row = (first_row + token) * stride_q_token + head * stride_q_head
-    q = tl.load(q_ptr + q_row[:, None] + lane[None, :], mask=stored, other=0.0)
-    query_position = first_position + token
-
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    table_ptr += slot * stride_table
-    kv_ptr += kv_head.to(tl.int64) * stride_kv_head
     stride_page = stride_page.to(tl.int64)
-    # Whole blocks that every row sees need no mask.
-    masked_begin = kv_begin
-    if not HAS_WINDOW:
-        seen_by_all = tl.maximum(tl.minimum(first_position + 1, kv_end) - kv_begin, 0)
-        masked_begin = kv_begin + seen_by_all // BLOCK_N * BLOCK_N
-        for start in range(kv_begin, masked_begin, BLOCK_N):
-            acc, row_max, row_sum = _attend_block(
-                q, acc, row_max, row_sum, kv_ptr, table_ptr, start, kv_end, query_position, lane, stride_page,
-                stride_kind, scale_log2, soft_cap, window,
-                PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, False, PRECISION,
-            )  # fmt: skip
-    for start in range(masked_begin, kv_end, BLOCK_N):
-        acc, row_max, row_sum = _attend_block(
-            q, acc, row_max, row_sum, kv_ptr, table_ptr, start, kv_end, query_position, lane, stride_page,
-            stride_kind, scale_log2, soft_cap, window,
-            PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, True, PRECISION,
-        )  # fmt: skip
+    item = tl.program_id(0)
+    while item >= 0:
+        item_ptr = items_ptr + item * ITEM_COLUMNS
+        tokens = tl.load(item_ptr + 2)
+        slot = tl.load(item_ptr).to(tl.int64)
+        first_row = tl.load(item_ptr + 1).to(tl.int64)
+        first_position = tl.load(item_ptr + 3)
+        kv_begin = tl.load(item_ptr + 4)
+        kv_end = tl.load(item_ptr + 5)
+        kv_head = tl.load(item_ptr + 6)
+        partial = tl.load(item_ptr + 7).to(tl.int64)
+        item = tl.load(item_ptr + 11)
+        if tokens > 0:
+            head = kv_head * GROUP + row % GROUP
+            row_used = token < tokens
+            stored = row_used[:, None] & (lane < HEAD_SIZE)[None, :]
+            q_row = (first_row + token) * stride_q_token + head * stride_q_head
+            q = tl.load(q_ptr + q_row[:, None] + lane[None, :], mask=stored, other=0.0)
+            query_position = first_position + token
 
-    empty = row_sum == 0.0
-    acc = acc / tl.where(empty, 1.0, row_sum)[:, None]
-    lse = tl.where(empty, float("-inf"), row_max + tl.log2(tl.where(empty, 1.0, row_sum)))
-    if partial >= 0:
-        base = (partial * kv_heads + kv_head) * BLOCK_M + row
-        tl.store(partial_ptr + base[:, None] * BLOCK_D + lane[None, :], acc)
-        tl.store(partial_lse_ptr + base, lse)
-    else:
-        out_row = (first_row + token) * stride_out_token + head * stride_out_head
-        tl.store(out_ptr + out_row[:, None] + lane[None, :], acc.to(out_ptr.dtype.element_ty), mask=stored)
-        if HAS_LSE:
-            lse_row = lse_ptr + (first_row + token) * stride_lse_token + head
-            tl.store(lse_row, lse * 0.6931471805599453, mask=row_used)
+            row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            row_sum = tl.zeros([BLOCK_M], tl.float32)
+            acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            table = table_ptr + slot * stride_table
+            kv = kv_ptr + kv_head.to(tl.int64) * stride_kv_head
+            masked_begin = kv_begin
+            if TWO_LOOPS:
+                # Whole blocks that every row sees need no mask.
+                seen_by_all = tl.maximum(tl.minimum(first_position + 1, kv_end) - kv_begin, 0)
+                masked_begin = kv_begin + seen_by_all // BLOCK_N * BLOCK_N
+                for start in range(kv_begin, masked_begin, BLOCK_N):
+                    acc, row_max, row_sum = _attend_block(
+                        q, acc, row_max, row_sum, kv, table, start, kv_end, query_position, lane, stride_page,
+                        stride_kind, scale_log2, soft_cap, window,
+                        PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, False, PRECISION,
+                    )  # fmt: skip
+            for start in range(masked_begin, kv_end, BLOCK_N):
+                acc, row_max, row_sum = _attend_block(
+                    q, acc, row_max, row_sum, kv, table, start, kv_end, query_position, lane, stride_page,
+                    stride_kind, scale_log2, soft_cap, window,
+                    PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, True, PRECISION,
+                )  # fmt: skip
+
+            if partial >= 0:
+                base = partial * BLOCK_M + row
+                tl.store(partial_ptr + base[:, None] * BLOCK_D + lane[None, :], acc, mask=row_used[:, None])
+                sums = partial_sums_ptr + partial * (2 * BLOCK_M) + row
+                tl.store(sums, row_max, mask=row_used)
+                tl.store(sums + BLOCK_M, row_sum, mask=row_used)
+                merge_partials(
+                    item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, out_ptr, lse_ptr, first_row, tokens, kv_head,
+                    stride_out_token, stride_out_head, stride_lse_token,
+                    GROUP, HEAD_SIZE, BLOCK_M, BLOCK_D, MERGE_ROWS, MERGE_SPLITS, HAS_LSE,
+                )  # fmt: skip
+            else:
+                empty = row_sum == 0.0
+                acc = acc / tl.where(empty, 1.0, row_sum)[:, None]
+                out_row = (first_row + token) * stride_out_token + head * stride_out_head
+                tl.store(out_ptr + out_row[:, None] + lane[None, :], acc.to(out_ptr.dtype.element_ty), mask=stored)
+                if HAS_LSE:
+                    lse = tl.where(empty, float("-inf"), row_max + tl.log2(tl.where(empty, 1.0, row_sum)))
+                    lse_row = lse_ptr + (first_row + token) * stride_lse_token + head
+                    tl.store(lse_row, lse * 0.6931471805599453, mask=row_used)

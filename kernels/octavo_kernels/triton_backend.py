@@ -1,4 +1,4 @@
-"""Plans on the device and launches the attention and merge kernels."""
+"""Plans on the device and launches the attention kernel: once for short tiles, once for long ones."""
 
 from __future__ import annotations
 
@@ -6,56 +6,55 @@ import math
 from dataclasses import dataclass
 
 import torch
+import triton
 
 from octavo_kernels.batch import Batch
-from octavo_kernels.compat import TRITON_DTYPES, is_interpreting
-from octavo_kernels.plan import ITEM_COLUMNS, TILE_COLUMNS, PlanLimits, build_work_list, tile_capacity
+from octavo_kernels.compat import TRITON_DTYPES
+from octavo_kernels.plan import ITEM_COLUMNS, LongLimits, ShortLimits, tile_capacity
 from octavo_kernels.shape import AttentionShape, AttentionVariant
 from octavo_kernels.triton_attention import attend
-from octavo_kernels.triton_merge import merge
+from octavo_kernels.triton_launch import Device, Launch, choose_launch, power_of_two, serves_hopper
+from octavo_kernels.triton_plan import plan_long, plan_short
 
-# Programs that the plan aims at, per multiprocessor.
-PROGRAMS_PER_PROCESSOR = 4
-MIN_CHUNK_BLOCKS = 4
+# A batch of at most this many tokens a sequence is all short tiles; else sequences with at most this many short tiles
+# are, and the others make long tiles.
+SHORT_TOKENS_PER_SEQUENCE = 2
+SHORT_TILES = 2
+# Parts that long tiles' work is divided among, per multiprocessor.
+PARTS_PER_PROCESSOR = 2
 
 
 @dataclass(frozen=True)
-class Launch:
-    """Launch configuration: rows and keys of a program's tile, warps, software-pipelining depth."""
+class _List:
+    """A work list and what its launch needs."""
 
-    block_m: int
-    block_n: int
-    warps: int
-    stages: int
+    launch: Launch
+    items: torch.Tensor
+    programs: int
+    merge_rows: int
+    merge_splits: int
+    two_loops: bool
+    partials: torch.Tensor
+    partial_sums: torch.Tensor
+    arrivals: torch.Tensor
+    tickets: torch.Tensor
 
 
 @dataclass(frozen=True)
 class _Step:
-    launch: Launch
-    limits: PlanLimits
-    items: torch.Tensor
-    tiles: torch.Tensor
+    lists: tuple[_List, ...]
     page_table: torch.Tensor
-
-
-def choose_launch(shape: AttentionShape, *, decode: bool) -> Launch:
-    """Launch configuration by shape; decode tiles hold one token's group, prefill tiles many tokens."""
-    group = _power_of_two(shape.group_size)
-    if is_interpreting():
-        return Launch(max(16, group), 16, 4, 1) if decode else Launch(max(32, group), 32, 4, 1)
-    wide = _power_of_two(shape.head_size) > 128
-    if shape.dtype == torch.float32:
-        # Exact float32 products run outside of the matrix units, where large tiles only take long to compile.
-        return Launch(max(16 if decode else 32, group), 16 if wide else 32, 4, 2)
-    return Launch(max(16 if decode else 64, group), 32 if wide else 64, 4, 2)
 
 
 class TritonBackend:
     """Backend for GPUs (and, for tests, for Triton's interpreter): float16, bfloat16 or float32 operands.
 
-    share: items that a plan divides the keys among; None derives it from the device.
+    share: programs that short tiles' work is divided among, and parts of long tiles' work; None derives them from the
+        device.
     decode_launch, prefill_launch: launch configurations; None takes those of choose_launch.
-    Products are made in the dtype of q, float32 ones without reduced-precision modes; sums are float32.
+    hopper: whether to take the kernels for Hopper GPUs; None: where they serve the shape and the device.
+    Products are made in the dtype of q, float32 ones without reduced-precision modes; sums are float32. Partial results
+    have one place per backend: run it on one stream at a time.
     """
 
     name = "Triton"
@@ -70,6 +69,7 @@ class TritonBackend:
         share: int | None = None,
         decode_launch: Launch | None = None,
         prefill_launch: Launch | None = None,
+        hopper: bool | None = None,
     ) -> None:
         for field, dtype in (("dtype", shape.dtype), ("kv_dtype", shape.pool_dtype)):
             if dtype not in TRITON_DTYPES:
@@ -78,75 +78,180 @@ class TritonBackend:
         self._variant = variant
         self._device = device
         self._max_tokens = max_tokens
-        self._share = share or _default_share(shape, device)
-        self._decode = decode_launch or choose_launch(shape, decode=True)
-        self._prefill = prefill_launch or choose_launch(shape, decode=False)
+        self._short = decode_launch or choose_launch(shape, decode=True)
+        self._gpu = Device.of(device)
+        self._hopper = serves_hopper(shape, self._gpu) if hopper is None else hopper
+        self._overlap = self._gpu.major >= 9
+        self._short = decode_launch or choose_launch(shape, decode=True, hopper=self._hopper)
+        self._long = prefill_launch or choose_launch(shape, decode=False, hopper=self._hopper)
+        self._programs = share or self._short.programs * self._gpu.processors
+        self._parts = share or PARTS_PER_PROCESSOR * self._gpu.processors
         self._step: _Step | None = None
-        self._partials = torch.empty(0, dtype=torch.float32, device=device)
-        self._tables: dict[tuple[int, int, Launch], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._lists: dict[tuple[str, int], _List] = {}
 
     def plan(self, batch: Batch, tokens: int | None) -> None:
-        """Builds the work list on the batch's device; tokens bounds the rows of q, None means max_tokens."""
+        """Writes the work lists on the device; tokens bounds the rows of q, None means max_tokens."""
         if batch.size == 0:
             self._step = None
             return
         if tokens is None:
             starts = batch.query_starts
             tokens = int(starts[-1]) if starts.device.type == "cpu" else self._max_tokens
-        shape = self._shape
-        launch = self._decode if tokens <= 2 * batch.size else self._prefill
+        device = self._device
+        index = [tensor.to(device) for tensor in (batch.query_starts, batch.kv_lengths, batch.slots)]
+        mixed = tokens > SHORT_TOKENS_PER_SEQUENCE * batch.size
+        lists = [self._plan_short(index, batch.size, tokens, mixed=mixed)]
+        if mixed:
+            lists.append(self._plan_long(index, batch.size, tokens))
+        self._step = _Step(tuple(lists), batch.page_table.to(device))
+
+    @property
+    def _longest_short(self) -> int:
+        """New tokens up to which a sequence of a mixed batch makes short tiles."""
+        return SHORT_TILES * (self._short.block_m // self._shape.group_size)
+
+    def _plan_short(self, index: list[torch.Tensor], batch: int, tokens: int, *, mixed: bool) -> _List:
+        shape, launch = self._shape, self._short
         tile_tokens = launch.block_m // shape.group_size
-        limits = PlanLimits(
+        tiles = tile_capacity(tokens, batch, tile_tokens)
+        if mixed:
+            tiles = min(tiles, SHORT_TILES * batch)
+        limits = ShortLimits(
             tile_tokens=tile_tokens,
-            tiles=max(1, tile_capacity(tokens, batch.size, tile_tokens)),
-            share=self._share,
+            pairs=max(1, tiles) * shape.kv_heads,
+            programs=self._programs,
             block=launch.block_n,
-            min_chunk=MIN_CHUNK_BLOCKS * launch.block_n,
+            longest=self._longest_short if mixed else 0,
         )
-        items, tiles = build_work_list(batch.query_starts, batch.kv_lengths, batch.slots, limits, self._variant.window)
-        # Tables of a size keep their place, so that a captured launch finds the next plan in them.
-        kept = self._tables.get((limits.items, limits.tiles, launch))
-        if kept is None:
-            kept = (items.to(self._device), tiles.to(self._device))
-            self._tables[limits.items, limits.tiles, launch] = kept
+        kept = self._list("short", limits.items, limits.partials, limits.programs, launch)
+        block_b, rows = _plan_block(batch)
+        plan_short[(triton.cdiv(limits.items, rows),)](
+            *index,
+            kept.items,
+            batch,
+            limits.programs,
+            limits.items,
+            limits.longest,
+            self._variant.window or 0,
+            KV_HEADS=shape.kv_heads,
+            TILE_TOKENS=tile_tokens,
+            BLOCK_N=launch.block_n,
+            LEAST_BLOCKS=launch.least_blocks,
+            HAS_WINDOW=self._variant.window is not None,
+            ITEM_COLUMNS=ITEM_COLUMNS,
+            BLOCK_B=block_b,
+            ROWS=rows,
+        )
+        return kept
+
+    def _plan_long(self, index: list[torch.Tensor], batch: int, tokens: int) -> _List:
+        shape, launch = self._shape, self._long
+        tile_tokens = launch.block_m // shape.group_size
+        shortest = self._longest_short + 1
+        limits = LongLimits(
+            tile_tokens=tile_tokens,
+            pairs=max(1, tile_capacity(tokens, min(batch, tokens // shortest), tile_tokens)) * shape.kv_heads,
+            share=self._parts,
+            block=launch.block_n,
+            shortest=shortest,
+            least_blocks=launch.least_blocks,
+        )
+        kept = self._list("long", limits.items, limits.partials, limits.items, launch)
+        block_b, rows = _plan_block(batch)
+        plan_long[(triton.cdiv(limits.items, rows),)](
+            *index,
+            kept.items,
+            kept.tickets,
+            batch,
+            limits.share,
+            limits.items,
+            limits.shortest,
+            self._variant.window or 0,
+            KV_HEADS=shape.kv_heads,
+            TILE_TOKENS=tile_tokens,
+            BLOCK_N=launch.block_n,
+            LEAST_BLOCKS=launch.least_blocks,
+            HAS_WINDOW=self._variant.window is not None,
+            ITEM_COLUMNS=ITEM_COLUMNS,
+            BLOCK_B=block_b,
+            ROWS=rows,
+            SORTED=batch > 1,
+            CHUNK=max(2, 4096 // block_b),
+        )
+        return kept
+
+    def _list(self, kind: str, items: int, partials: int, programs: int, launch: Launch) -> _List:
+        """The list of this kind and size, made once: a captured launch finds every later plan in the same place."""
+        kept = self._lists.get((kind, items))
+        if kept is not None:
+            return kept
+        shape, device = self._shape, self._device
+        block_d = power_of_two(shape.head_size)
+        same = next((entry for (other, _), entry in self._lists.items() if other == kind), None)
+        if same is None:
+            results = torch.empty(partials * launch.block_m * block_d, dtype=torch.float32, device=device)
+            sums = torch.empty(partials * 2 * launch.block_m, dtype=torch.float32, device=device)
+            arrivals = torch.zeros(2 * partials, dtype=torch.int32, device=device)
         else:
-            kept[0].copy_(items, non_blocking=True)
-            kept[1].copy_(tiles, non_blocking=True)
-        self._step = _Step(launch, limits, *kept, batch.page_table.to(self._device))
-        needed = limits.partials * shape.kv_heads * launch.block_m * (_power_of_two(shape.head_size) + 1)
-        if self._partials.numel() < needed:
-            self._partials = torch.empty(needed, dtype=torch.float32, device=self._device)
+            results, sums, arrivals = same.partials, same.partial_sums, same.arrivals
+        # More values at a time are faster and need registers that the loop over keys would miss on other kernels.
+        values = 128 if self._hopper else 32
+        merge_rows, merge_splits = _merge_tile(launch, shape.group_size, block_d, values)
+        kept = _List(
+            launch=launch,
+            items=torch.zeros(items, ITEM_COLUMNS, dtype=torch.int32, device=device),
+            programs=programs,
+            merge_rows=merge_rows,
+            merge_splits=merge_splits,
+            two_loops=kind == "long" and self._variant.window is None,
+            partials=results,
+            partial_sums=sums,
+            arrivals=arrivals,
+            tickets=torch.zeros(2, dtype=torch.int32, device=device),
+        )
+        self._lists[kind, items] = kept
+        return kept
 
     def run(self, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Writes out and, where given, lse; rows of no sequence stay as they are."""
         step = self._step
         if step is None or q.shape[0] == 0:
             return
-        shape, variant, launch = self._shape, self._variant, step.launch
-        block_d = _power_of_two(shape.head_size)
-        rows = step.limits.partials * shape.kv_heads * launch.block_m
-        partial, partial_lse = self._partials[: rows * block_d], self._partials[rows * block_d :]
+        for work in step.lists:
+            attend_list = self._attend_hopper if self._hopper else self._attend
+            attend_list(work, step.page_table, q, kv, out, lse)
+
+    def _attend(
+        self,
+        work: _List,
+        page_table: torch.Tensor,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        shape, variant, launch = self._shape, self._variant, work.launch
         scale = variant.scale_for(shape.head_size)
-        lse_tensor = out if lse is None else lse
-        lse_stride = 0 if lse is None else lse.stride(0)
-        attend[(step.limits.items, shape.kv_heads)](
+        options = {"launch_pdl": True} if self._overlap else {}
+        attend[(work.programs,)](
             q,
             kv,
             out,
-            lse_tensor,
-            step.items,
-            step.page_table,
-            partial,
-            partial_lse,
+            out if lse is None else lse,
+            work.items,
+            page_table,
+            work.partials,
+            work.partial_sums,
+            work.arrivals,
             q.stride(0),
             q.stride(1),
             out.stride(0),
             out.stride(1),
-            lse_stride,
+            0 if lse is None else lse.stride(0),
             kv.stride(0),
             kv.stride(1),
             kv.stride(2),
-            step.page_table.stride(0),
+            page_table.stride(0),
             scale if variant.soft_cap is not None else scale * math.log2(math.e),
             variant.soft_cap or 0.0,
             variant.window or 0,
@@ -156,39 +261,100 @@ class TritonBackend:
             ITEM_COLUMNS=ITEM_COLUMNS,
             BLOCK_M=launch.block_m,
             BLOCK_N=launch.block_n,
-            BLOCK_D=block_d,
+            BLOCK_D=power_of_two(shape.head_size),
             HAS_WINDOW=variant.window is not None,
             SOFT_CAP=variant.soft_cap is not None,
             HAS_LSE=lse is not None,
             PRECISION="ieee",
+            TWO_LOOPS=work.two_loops,
+            MERGE_ROWS=work.merge_rows,
+            MERGE_SPLITS=work.merge_splits,
+            OVERLAP=self._overlap,
             num_warps=launch.warps,
             num_stages=launch.stages,
+            **options,
         )
-        merge[(step.limits.tiles, shape.kv_heads)](
-            step.tiles,
-            partial,
-            partial_lse,
+
+    def _attend_hopper(
+        self,
+        work: _List,
+        page_table: torch.Tensor,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        # Imported here: Gluon is a part of Triton that other GPUs do not need.
+        from octavo_kernels.triton_hopper_blocks import describe_pool
+        from octavo_kernels.triton_hopper_long import attend_long
+        from octavo_kernels.triton_hopper_short import attend_short
+
+        shape, variant, launch = self._shape, self._variant, work.launch
+        scale = variant.scale_for(shape.head_size)
+        box = min(shape.page_size, launch.block_n)
+        tensors = (
+            q,
+            describe_pool(kv, box),
             out,
-            lse_tensor,
+            out if lse is None else lse,
+            work.items,
+            page_table,
+            work.partials,
+            work.partial_sums,
+            work.arrivals,
+        )
+        numbers = (
+            q.stride(0),
+            q.stride(1),
             out.stride(0),
             out.stride(1),
-            lse_stride,
-            GROUP=shape.group_size,
-            HEAD_SIZE=shape.head_size,
-            TILE_COLUMNS=TILE_COLUMNS,
-            BLOCK_M=launch.block_m,
-            BLOCK_D=block_d,
-            HAS_LSE=lse is not None,
-            num_warps=launch.warps,
+            0 if lse is None else lse.stride(0),
+            page_table.stride(0),
+            shape.kv_heads,
+            scale if variant.soft_cap is not None else scale * math.log2(math.e),
+            variant.soft_cap or 0.0,
+            variant.window or 0,
+        )
+        constants = {
+            "GROUP": shape.group_size,
+            "PAGE_SIZE": shape.page_size,
+            "HEAD_SIZE": shape.head_size,
+            "ITEM_COLUMNS": ITEM_COLUMNS,
+            "BLOCK_N": launch.block_n,
+            "BOX": box,
+            "STAGES": launch.stages,
+            "HAS_WINDOW": variant.window is not None,
+            "SOFT_CAP": variant.soft_cap is not None,
+            "HAS_LSE": lse is not None,
+        }
+        if work.launch is self._long:
+            attend_long[(self._gpu.processors,)](
+                *tensors, work.tickets, *numbers, **constants, PING_PONG=launch.ping_pong, num_warps=4
+            )
+            return
+        # Several programs share a multiprocessor's registers; what the loading warp leaves goes to the computing ones.
+        limit = {"maxnreg": 256 // launch.programs} if launch.programs > 1 else {}
+        attend_short[(work.programs,)](
+            *tensors,
+            *numbers,
+            **constants,
+            MERGE_ROWS=work.merge_rows,
+            MERGE_SPLITS=work.merge_splits,
+            OVERLAP=self._overlap,
+            num_warps=4,
+            launch_pdl=self._overlap,
+            **limit,
         )
 
 
-def _power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()
+def _merge_tile(launch: Launch, group: int, block_d: int, values: int) -> tuple[int, int]:
+    """Rows and partial results that a merging program of this launch holds at a time, at so many values a thread."""
+    at_once = launch.warps * 32 * values // block_d
+    rows = min(launch.block_m, power_of_two(group), at_once)
+    return rows, max(1, min(32, at_once // rows))
 
 
-def _default_share(shape: AttentionShape, device: torch.device) -> int:
-    if device.type != "cuda":
-        return 4
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, -(-PROGRAMS_PER_PROCESSOR * processors // shape.kv_heads))
+def _plan_block(batch: int) -> tuple[int, int]:
+    """Lanes for the sequences, and rows of a plan's program: their product stays in registers."""
+    block = max(16, power_of_two(batch))
+    return block, max(4, min(32, 4096 // block))

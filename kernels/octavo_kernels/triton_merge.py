@@ -1,62 +1,86 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""Merges the partial results of split tiles, in the order of their keys, whatever order the programs ran in."""
+"""Merges the partial results of a split pair, in the order of their keys, whatever order the programs ran in.
+
+The program that arrives last merges (flash decoding, Dao et al. 2023, without its second launch). It reads all partial
+results from memory, its own too, so that equal inputs give equal bits whoever is last. A partial result is a sum of
+weighted values and a sum of weights, both relative to its largest score, which stands beside them: beside scores of any
+size a logarithm of the sum would be rounded away.
+"""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def merge(
-    tiles_ptr,
+def merge_partials(
+    item_ptr,
     partial_ptr,
-    partial_lse_ptr,
+    partial_sums_ptr,
+    arrivals_ptr,
     out_ptr,
     lse_ptr,
+    first_row,
+    tokens,
+    kv_head,
     stride_out_token,
     stride_out_head,
     stride_lse_token,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
-    TILE_COLUMNS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,
+    MERGE_SPLITS: tl.constexpr,
     HAS_LSE: tl.constexpr,
 ):
-    tile_ptr = tiles_ptr + tl.program_id(0) * TILE_COLUMNS
-    kv_head = tl.program_id(1)
-    kv_heads = tl.num_programs(1)
-    splits = tl.load(tile_ptr + 3)
-    if splits < 2:
-        return
-    first_row = tl.load(tile_ptr).to(tl.int64)
-    tokens = tl.load(tile_ptr + 1)
-    first_partial = tl.load(tile_ptr + 2).to(tl.int64)
-
-    row = tl.arange(0, BLOCK_M)
-    lane = tl.arange(0, BLOCK_D)
-    token = row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    row_used = token < tokens
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for split in range(splits):
-        base = ((first_partial + split) * kv_heads + kv_head) * BLOCK_M + row
-        lse = tl.load(partial_lse_ptr + base, mask=row_used, other=float("-inf"))
-        part = tl.load(partial_ptr + base[:, None] * BLOCK_D + lane[None, :], mask=row_used[:, None], other=0.0)
-        new_max = tl.maximum(row_max, lse)
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        decay = tl.exp2(row_max - shift)
-        weight = tl.exp2(lse - shift)
-        acc = acc * decay[:, None] + part * weight[:, None]
-        row_sum = row_sum * decay + weight
-        row_max = new_max
-
-    empty = row_sum == 0.0
-    acc = acc / tl.where(empty, 1.0, row_sum)[:, None]
-    out_row = (first_row + token) * stride_out_token + head * stride_out_head
-    stored = row_used[:, None] & (lane < HEAD_SIZE)[None, :]
-    tl.store(out_ptr + out_row[:, None] + lane[None, :], acc.to(out_ptr.dtype.element_ty), mask=stored)
-    if HAS_LSE:
-        lse = tl.where(empty, float("-inf"), row_max + tl.log2(tl.where(empty, 1.0, row_sum)))
-        tl.store(lse_ptr + (first_row + token) * stride_lse_token + head, lse * 0.6931471805599453, mask=row_used)
+    """Counts the arrival of a program whose partial result is stored; the last one merges and sets the count back."""
+    first_partial = tl.load(item_ptr + 8)
+    next_partial = tl.load(item_ptr + 9)
+    splits = tl.load(item_ptr + 10)
+    # All threads have stored before one of them counts, and the count releases what they stored.
+    tl.debug_barrier()
+    arrived = tl.atomic_add(arrivals_ptr + first_partial, 1, sem="acq_rel", scope="gpu")
+    if arrived == splits - 1:
+        tl.store(arrivals_ptr + first_partial, 0)
+        lane = tl.arange(0, BLOCK_D)
+        part = tl.arange(0, MERGE_SPLITS)
+        for first in range(0, tokens * GROUP, MERGE_ROWS):
+            row = first + tl.arange(0, MERGE_ROWS)
+            row_used = row < tokens * GROUP
+            row_max = tl.full([MERGE_ROWS], float("-inf"), tl.float32)
+            row_sum = tl.zeros([MERGE_ROWS], tl.float32)
+            acc = tl.zeros([MERGE_ROWS, BLOCK_D], tl.float32)
+            for start in range(0, splits, MERGE_SPLITS):
+                split = start + part
+                # The first partial result has a place of its own, the others follow each other.
+                place = tl.where(split == 0, first_partial, next_partial + split - 1).to(tl.int64)
+                base = place[:, None] * BLOCK_M + row[None, :]
+                used = (split < splits)[:, None] & row_used[None, :]
+                sums = partial_sums_ptr + place[:, None] * (2 * BLOCK_M) + row[None, :]
+                part_max = tl.load(sums, mask=used, other=float("-inf"), cache_modifier=".cg")
+                part_sum = tl.load(sums + BLOCK_M, mask=used, other=0.0, cache_modifier=".cg")
+                values = tl.load(
+                    partial_ptr + base[:, :, None] * BLOCK_D + lane[None, None, :],
+                    mask=used[:, :, None],
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
+                new_max = tl.maximum(row_max, tl.max(part_max, 0))
+                shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+                decay = tl.exp2(row_max - shift)
+                weight = tl.exp2(part_max - shift[None, :])
+                acc = acc * decay[:, None] + tl.sum(values * weight[:, :, None], 0)
+                row_sum = row_sum * decay + tl.sum(part_sum * weight, 0)
+                row_max = new_max
+            empty = row_sum == 0.0
+            acc = acc / tl.where(empty, 1.0, row_sum)[:, None]
+            token = row // GROUP
+            head = kv_head * GROUP + row % GROUP
+            out_row = (first_row + token) * stride_out_token + head * stride_out_head
+            stored = row_used[:, None] & (lane < HEAD_SIZE)[None, :]
+            tl.store(out_ptr + out_row[:, None] + lane[None, :], acc.to(out_ptr.dtype.element_ty), mask=stored)
+            if HAS_LSE:
+                lse = tl.where(empty, float("-inf"), row_max + tl.log2(tl.where(empty, 1.0, row_sum)))
+                tl.store(
+                    lse_ptr + (first_row + token) * stride_lse_token + head, lse * 0.6931471805599453, mask=row_used
+                )

@@ -89,6 +89,8 @@ class ApiConfig:
     """After SIGTERM, time in which new requests are still served while the endpoint is taken out of Services."""
     drain_seconds: float = 30.0
     """Time that running requests get after the listener has closed."""
+    engine_silence_seconds: float = 120.0
+    """A ready engine reports every second; one that is silent for so long hangs and is started again."""
     log_level: str = "info"
     access_log: bool = False
     limits: LimitsConfig = field(default_factory=LimitsConfig)

@@ -1,74 +1,142 @@
 """The work list: every key that a query sees is attended exactly once, within capacities that follow from shapes."""
 
-from itertools import pairwise
-
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from octavo_kernels.plan import PlanLimits, build_work_list, tile_capacity
 
+pytest.importorskip("triton")
+
+from octavo_kernels import AttentionShape, AttentionVariant
+from octavo_kernels import plan as columns
+from octavo_kernels.batch import check_batch
+from octavo_kernels.triton_backend import SHORT_TILES, Launch, TritonBackend
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SEQUENCES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 300)), min_size=1, max_size=12)
 
 
-def limits_for(sequences, tile_tokens, share, block):
-    tokens = sum(new for new, _ in sequences)
-    tiles = max(1, tile_capacity(tokens, len(sequences), tile_tokens))
-    return PlanLimits(tile_tokens=tile_tokens, tiles=tiles, share=share, block=block, min_chunk=block)
-
-
-def work_list(sequences, limits, window=None):
+def planned(sequences, *, share, heads=(2, 2), window=None, block=16, rows=16, least_blocks=1, tokens=None):
+    """The lists of items of a batch of (new tokens, tokens in the cache), in the order in which programs take them."""
+    launch = Launch(rows, block, 4, 1, 1, least_blocks)
+    backend = TritonBackend(
+        AttentionShape(*heads, 16, 16, torch.float32),
+        AttentionVariant(window=window),
+        DEVICE,
+        max_tokens=4096,
+        share=share,
+        decode_launch=launch,
+        prefill_launch=launch,
+    )
     starts = torch.tensor([0, *(new for new, _ in sequences)]).cumsum(0).int()
     lengths = torch.tensor([length for _, length in sequences], dtype=torch.int32)
     slots = torch.arange(100, 100 + len(sequences), dtype=torch.int32)
-    return build_work_list(starts, lengths, slots, limits, window)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    batch = check_batch(*(tensor.to(DEVICE) for tensor in (starts, lengths, table, slots)), max_sequences=64)
+    backend.plan(batch, int(starts[-1]) if tokens is None else tokens)
+    lists = []
+    for work in backend._step.lists:
+        rows = work.items.tolist()
+        programs = []
+        for program in range(work.programs):
+            items, at = [], program
+            while at >= 0:
+                items.append(rows[at])
+                at = rows[at][columns.NEXT]
+            programs.append([item for item in items if item[columns.TOKENS] > 0])
+        lists.append((work, programs))
+    return lists
 
 
-@settings(max_examples=150, deadline=None)
-@given(SEQUENCES, st.integers(1, 16), st.integers(1, 20), st.sampled_from([1, 8, 16]), st.none() | st.integers(1, 60))
-def test_each_row_meets_its_keys_exactly_once(sequences, tile_tokens, share, block, window):
-    limits = limits_for(sequences, tile_tokens, share, block)
-    items, tiles = work_list(sequences, limits, window)
-    seen = {}
-    for slot, first_row, tokens, first_position, begin, end, partial in items.tolist():
-        assert tokens <= tile_tokens
-        assert partial < limits.partials
-        for token in range(tokens):
-            position = first_position + token
-            low = 0 if window is None else max(0, position - window + 1)
-            keys = seen.setdefault((slot, first_row + token), [])
-            keys.extend(key for key in range(begin, end) if low <= key <= position)
-    wanted = {}
-    row = 0
+def visible(sequences, window):
+    wanted, row = {}, 0
     for index, (new, length) in enumerate(sequences):
         for token in range(new):
             position = length - new + token
             low = 0 if window is None else max(0, position - window + 1)
             wanted[100 + index, row] = list(range(low, position + 1))
             row += 1
-    assert seen == wanted
-    partials = [partial for *_, partial in items.tolist() if partial >= 0]
-    assert sorted(partials) == list(range(len(partials)))
-    assert sum(splits for *_, splits in tiles.tolist() if splits > 1) == len(partials)
+    return wanted
 
 
-@settings(max_examples=100, deadline=None)
-@given(SEQUENCES, st.integers(1, 16), st.integers(1, 20))
-def test_partials_of_a_tile_lie_together_in_the_order_of_its_keys(sequences, tile_tokens, share):
-    limits = limits_for(sequences, tile_tokens, share, 8)
-    items, tiles = work_list(sequences, limits)
-    by_partial = {item[6]: item for item in items.tolist() if item[6] >= 0}
-    for first_row, tokens, first_partial, splits in tiles.tolist():
-        if splits < 2:
-            continue
-        parts = [by_partial[first_partial + split] for split in range(splits)]
-        assert all((part[1], part[2]) == (first_row, tokens) for part in parts)
-        assert all(before[5] == after[4] for before, after in pairwise(parts))
+@settings(max_examples=40 if DEVICE.type == "cpu" else 100, deadline=None)
+@given(
+    sequences=SEQUENCES,
+    share=st.integers(1, 20),
+    window=st.none() | st.integers(1, 60),
+    block=st.sampled_from([16, 32]),
+    heads=st.sampled_from([(2, 2), (12, 3), (4, 1)]),
+)
+def test_each_row_of_each_head_meets_its_keys_exactly_once(sequences, share, window, block, heads):
+    seen = {head: {} for head in range(heads[1])}
+    for work, programs in planned(sequences, share=share, window=window, block=block, heads=heads):
+        partials = []
+        for item in (item for program in programs for item in program):
+            slot, first_row, tokens, position, begin, end, head, partial = item[:8]
+            assert tokens <= work.launch.block_m // (heads[0] // heads[1])
+            assert (partial >= 0) == (item[columns.SPLITS] > 1)
+            partials.append(partial)
+            for token in range(tokens):
+                low = 0 if window is None else max(0, position + token - window + 1)
+                keys = seen[head].setdefault((slot, first_row + token), [])
+                keys.extend(key for key in range(begin, end) if low <= key <= position + token)
+        used = [partial for partial in partials if partial >= 0]
+        assert len(set(used)) == len(used)
+        assert max(used, default=0) < work.arrivals.shape[0]
+    for rows in seen.values():
+        assert {row: sorted(keys) for row, keys in rows.items()} == visible(sequences, window)
 
 
-def test_a_long_sequence_among_short_ones_is_split_and_short_ones_are_not():
-    sequences = [(1, 10_000), *[(1, 100)] * 7]
-    items, tiles = work_list(sequences, limits_for(sequences, 1, 16, 64))
-    first, *others = [splits for *_, splits in tiles.tolist()]
-    assert first >= 8
-    assert others == [1] * 7
-    assert max(end - begin for *_, begin, end, _ in items.tolist()) <= 2 * 10_700 // 16
+@settings(max_examples=30 if DEVICE.type == "cpu" else 100, deadline=None)
+@given(sequences=SEQUENCES, share=st.integers(1, 20), heads=st.sampled_from([(2, 2), (4, 1)]))
+def test_the_partials_of_a_pair_stand_in_the_order_of_its_keys(sequences, share, heads):
+    for _, programs in planned(sequences, share=share, heads=heads):
+        items = [item for program in programs for item in program]
+        by_partial = {item[columns.PARTIAL]: item for item in items if item[columns.PARTIAL] >= 0}
+        for item in by_partial.values():
+            places = [item[columns.FIRST_PARTIAL]]
+            places += [item[columns.NEXT_PARTIAL] + split for split in range(item[columns.SPLITS] - 1)]
+            parts = [by_partial[place] for place in places]
+            pair = [columns.SLOT, columns.FIRST_ROW, columns.KV_HEAD, columns.FIRST_PARTIAL, columns.SPLITS]
+            assert all([part[c] for c in pair] == [item[c] for c in pair] for part in parts)
+            begins = [part[columns.BEGIN] for part in parts]
+            assert begins == sorted(begins)
+
+
+@settings(max_examples=30 if DEVICE.type == "cpu" else 100, deadline=None)
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=12), st.integers(1, 20))
+def test_programs_of_short_tiles_differ_by_one_block_of_keys_at_most(lengths, share):
+    ((work, programs),) = planned([(1, length) for length in lengths], share=share)
+    blocks = [
+        sum(-(-(item[columns.END] - item[columns.BEGIN]) // work.launch.block_n) for item in program)
+        for program in programs
+    ]
+    assert sum(blocks) == 2 * sum(-(-length // 16) for length in lengths)
+    used = [count for count in blocks if count]
+    assert len(used) == min(share, sum(blocks))
+    assert max(used) - min(used) <= 1
+
+
+def test_a_mixed_batch_gives_few_new_tokens_short_tiles_and_prompts_long_ones_the_longest_first():
+    sequences = [(40, 40), (1, 300), (100, 290), (0, 5), (16 * SHORT_TILES, 64), (1, 20)]
+    (_, short), (_, long) = planned(sequences, share=1, heads=(1, 1))
+    assert {item[columns.SLOT] for program in short for item in program} == {101, 104, 105}
+    taken = [item[columns.SLOT] for program in long for item in program]
+    assert taken == [102] * 7 + [100] * 3
+    positions = [item[columns.FIRST_POSITION] for program in long for item in program][:7]
+    assert positions == sorted(positions, reverse=True)
+
+
+def test_a_long_context_for_few_rows_is_split_into_equal_parts():
+    (_, short), (_, long) = planned([(40, 1000)], share=12, heads=(1, 1))
+    assert not any(short)
+    items = [item for program in long for item in program]
+    assert len(items) == 12
+    assert max(item[columns.END] - item[columns.BEGIN] for item in items) == 256
+
+
+def test_shares_of_work_are_counted_beyond_32_bits():
+    ((_, programs),) = planned([(1, 2**24)] * 40, share=20, heads=(8, 8), tokens=40)
+    keys = [sum(item[columns.END] - item[columns.BEGIN] for item in program) for program in programs]
+    assert sum(keys) == 40 * 8 * 2**24
+    assert max(keys) - min(keys) <= 16

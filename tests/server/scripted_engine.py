@@ -11,6 +11,7 @@ import glob
 import importlib.util
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--die-at-start", action="store_true")
     parser.add_argument("--record", default=os.devnull)
     parser.add_argument("--crash-at", type=int, default=0, help="end the process when that many tokens were sent")
+    parser.add_argument("--hang", action="store_true", help="stop there instead of ending")
     parser.add_argument("--lives", default="", help="file that counts processes")
     parser.add_argument("--crashes", type=int, default=10**9, help="processes that crash; later ones do not")
     parser.add_argument("--stall-after", type=int, default=10**9, help="tokens after which a request gets no more")
@@ -140,6 +142,9 @@ class Engine:
                 ended.append(Finished(request_id, "stop" if stop else "length", "", token if stop else -1))
         if self.arguments.crash_at and self.sent >= self.arguments.crash_at and self.life <= self.arguments.crashes:
             self.send(Outputs(outputs))
+            if self.arguments.hang:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(3600)  # this thread runs on for a moment after the signal is sent
             os._exit(9)
         return outputs, ended
 

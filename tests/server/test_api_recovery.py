@@ -30,6 +30,19 @@ async def test_a_stream_goes_on_after_a_crash_with_nothing_lost_and_nothing_twic
         assert [len(entry["resumed"]) for entry in submits if entry["kind"] == "Submit"] == [0, 4]
 
 
+async def test_an_engine_that_hangs_is_ended_and_its_streams_go_on_with_the_next_one(
+    scripted: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags = ("--crash-at", "4", "--hang", "--crashes", "1", "--lives", str(tmp_path / "lives"))
+    async with scripted(*flags, engine_silence_seconds=1.0) as running:
+        hung = running.server.supervisor.process_id
+        response = await running.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 8})
+        assert response.json()["choices"][0]["text"] == " one two three four five six seven eight"
+        assert running.server.supervisor.process_id != hung
+        assert not Path(f"/proc/{hung}").exists()
+        assert "hangs: it reported nothing for 1 s" in caplog.text
+
+
 async def test_ready_says_why_while_the_engine_starts_again_and_health_stays_good(
     scripted: Any, tmp_path: Path, until: Any
 ) -> None:

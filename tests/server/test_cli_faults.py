@@ -75,6 +75,32 @@ def test_too_long_a_length_an_occupied_port_and_a_broken_file_are_refused_with_a
     assert json.loads(message.read_text())["reason"] == "ModelUnreadable"
 
 
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--quantization", "FP8"], ["--quantization FP8", "cpu", "None or Int8"]),
+        (["--kv-dtype", "FP8"], ["--kv-dtype FP8", "cpu", "Float32"]),
+        (["--tensor-parallel", "2"], ["2"]),
+    ],
+)
+def test_what_only_the_engine_can_refuse_is_told_once_as_the_last_line(
+    cli: Any, model_path: Path, tmp_path: Path, flags: list[str], parts: list[str]
+) -> None:
+    message = tmp_path / "termination"
+    finished = cli(
+        "serve",
+        *("--model", str(model_path), "--host", "127.0.0.1", "--device", "CPU", *flags),
+        OCTAVO_TERMINATION_LOG=str(message),
+    )
+    assert finished.returncode == 2, finished.stderr
+    told = [line for line in finished.stderr.splitlines() if " INFO " not in line]
+    assert len(told) == 1, finished.stderr
+    assert finished.stderr.strip().endswith(told[0])
+    for part in parts:
+        assert part in told[0]
+    assert json.loads(message.read_text())["message"] in told[0]
+
+
 def test_settings_come_from_flag_then_environment_then_file_then_default(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("model: from-file\nmax-length: 100\nblock_size: 32\ndevice: cpu\n")

@@ -332,7 +332,15 @@ def test_a_length_that_cannot_fit_is_refused_with_the_gib_it_needs_and_the_large
     assert "GiB" in failed.message
     _, errors = process.communicate(timeout=DEADLINE_SECONDS)
     assert process.returncode == 2
-    assert failed.message in errors
+    assert failed.message not in errors, "the listener tells the user; a second line would repeat it"
+
+
+def test_a_refusal_that_nobody_listens_to_is_printed_in_one_line(tiny_model: Path, tmp_path: Path) -> None:
+    config = settings(tiny_model)
+    process = launch(to_json(replace(config, model=replace(config.model, path="/nowhere"))), tmp_path / "engine.sock")
+    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 2
+    assert errors.strip().splitlines() == ["octavo engine: model /nowhere: no such file or folder"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"model": {"path": "x", "paht": "y"}}', '{"model": 3}', "{}"])

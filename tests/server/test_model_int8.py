@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from octavo_kernels import AttentionShape, PagedAttention
+from octavo_server.models import linear
 from octavo_server.models.decoder import StepTensors, load_decoder
 from octavo_server.models.linear import Int8Linear, make_linear
 from octavo_server.weights import open_model
@@ -35,6 +36,22 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch() -> None:
     for row in range(33):
         assert torch.equal(layer(x[row : row + 1]), whole[row : row + 1])
     assert torch.equal(layer(x[5:20]), whole[5:20])
+
+
+def test_no_sum_of_two_products_leaves_16_bits_where_the_processor_adds_pairs() -> None:
+    assert 2 * linear.input_levels(has_vnni=False) * 127 <= 32767 < 2 * linear.input_levels(has_vnni=True) * 127
+
+
+@pytest.mark.parametrize("levels", [127, 255])
+@pytest.mark.parametrize("shift", [-3.0, 0.0, 3.0])
+def test_lopsided_inputs_keep_their_precision(monkeypatch: pytest.MonkeyPatch, levels: int, shift: float) -> None:
+    monkeypatch.setattr(linear, "LEVELS", levels)
+    torch.manual_seed(0)
+    weight = torch.randn(96, 512)
+    x = torch.rand(8, 512) + shift
+    exact = x @ weight.t()
+    near = Int8Linear(weight, None, torch.float32)(x)
+    assert (near - exact).pow(2).mean().sqrt() < 0.012 * 255 / levels * exact.pow(2).mean().sqrt()
 
 
 def test_the_error_stays_near_what_eight_bits_allow_and_zero_stays_zero() -> None:
@@ -69,5 +86,5 @@ def test_the_real_model_in_eight_bits_predicts_a_text_nearly_as_the_exact_one_do
             found[quantization] = decoder.forward(step, attention, pool).log_softmax(dim=1)
     exact, near = found["None"], found["Int8"]
     divergence = (exact.exp() * (exact - near)).sum(dim=1).mean().item()
-    assert divergence < 0.1, "in nats per token; 0.03 was measured"
+    assert divergence < 0.05, "in nats per token; 0.03 was measured, 0.06 with symmetric inputs"
     assert (exact.argmax(dim=1) == near.argmax(dim=1)).float().mean().item() > 0.8

@@ -44,7 +44,9 @@ class Server:
         name = model.served_name or Path(model.path).name
         self.config = config
         self.state = ServerState(config, name, Metrics(name))
-        self.supervisor = Supervisor(config.engine, self.state, engine_command)
+        self.supervisor = Supervisor(
+            config.engine, self.state, engine_command, silence_seconds=config.api.engine_silence_seconds
+        )
         self.state.stage = lambda: self.supervisor.stage
         self._listener = listener
         self._drain = asyncio.Event()

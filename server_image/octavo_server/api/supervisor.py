@@ -58,8 +58,16 @@ class Listener(Protocol):
 class Supervisor:
     """Keeps one engine process alive. `run` returns after `stop`, and raises Refused when there is no way on."""
 
-    def __init__(self, config: EngineConfig, listener: Listener, command: Sequence[str] = ENGINE_COMMAND) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        listener: Listener,
+        command: Sequence[str] = ENGINE_COMMAND,
+        *,
+        silence_seconds: float = 120.0,
+    ) -> None:
         self._config = config
+        self._silence_seconds = silence_seconds
         self._listener = listener
         self._command = tuple(command)
         self._stopping = asyncio.Event()
@@ -144,18 +152,21 @@ class Supervisor:
                 return failure
         return f"the engine process ended with {_ending(code)}"
 
-    async def _converse(self, process: asyncio.subprocess.Process, path: Path) -> StartupFailed | None:
+    async def _converse(self, process: asyncio.subprocess.Process, path: Path) -> StartupFailed | str | None:
+        """Hears the engine until it ends; returns why where the engine said so or went silent."""
         assert process.stdin is not None
         process.stdin.write(json.dumps(asdict(self._config)).encode())
         process.stdin.close()
         reader, writer = await _connect(path)
         try:
             while True:
+                # Loading a model from slow storage may take any time; a kubelet's startup probe limits that.
+                patience = self._silence_seconds if self.state is EngineState.READY else None
                 try:
-                    (size,) = struct.unpack(">I", await reader.readexactly(4))
-                    if size > MAX_FRAME_BYTES:
-                        raise CodecError(f"frame of {size} bytes")
-                    message = decode(await reader.readexactly(size))
+                    async with asyncio.timeout(patience):
+                        message = await _receive(reader)
+                except TimeoutError:
+                    return f"the engine process hangs: it reported nothing for {patience:g} s"
                 except (asyncio.IncompleteReadError, ConnectionError):
                     return None
                 if isinstance(message, StartupFailed):
@@ -177,6 +188,13 @@ class Supervisor:
             self._listener.engine_ready(message, lambda sent: writer.write(frame(encode(sent))))
         else:
             self._listener.engine_message(message)
+
+
+async def _receive(reader: asyncio.StreamReader) -> Message:
+    (size,) = struct.unpack(">I", await reader.readexactly(4))
+    if size > MAX_FRAME_BYTES:
+        raise CodecError(f"frame of {size} bytes")
+    return decode(await reader.readexactly(size))
 
 
 async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -3,8 +3,8 @@
 Reads an EngineConfig as JSON (engine/settings.py) from FILE, else from standard input up to its end. It listens on the
 Unix socket PATH at once, before anything is loaded; API processes connect, whenever they like. Each connection gets the
 present state first: Progress while starting, then Ready or StartupFailed, and Stats. Exit codes: 0 after SIGTERM or
-SIGINT, 1 when it failed while running, 2 when it refused to start (one line on standard error says why). It ends with
-its parent process.
+SIGINT, 1 when it failed while running, 2 when it refused to start (StartupFailed says why, or one line on standard
+error where nobody listens). It ends with its parent process.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo_server.engine.messages import Progress, StartupFailed
 from octavo_server.engine.settings import from_json
+
+if TYPE_CHECKING:
+    from octavo_server.engine.process import Process
 
 _PR_SET_PDEATHSIG = 1
 _FAILED_PATIENCE_SECONDS = 5.0
@@ -63,14 +67,10 @@ def main() -> int:
     try:
         engine, ready = start(config, process.announce)
     except (ModelError, Refusal) as error:
-        print(f"octavo engine: {error.message}", file=sys.stderr)
-        process.close(StartupFailed(error.reason, error.message), patience_seconds=_FAILED_PATIENCE_SECONDS)
-        return 2
+        return _refuse(process, StartupFailed(error.reason, error.message))
     except MemoryError:
         message = "the machine's memory does not hold weights and KV pool; use a smaller pool, Int8 or more memory"
-        print(f"octavo engine: {message}", file=sys.stderr)
-        process.close(StartupFailed("MemoryTooSmall", message), patience_seconds=_FAILED_PATIENCE_SECONDS)
-        return 2
+        return _refuse(process, StartupFailed("MemoryTooSmall", message))
     # A number of threads that was asked for stays; the automatic one gives way to other processes.
     automatic = config.cpu_threads == 0 and ready.device == "cpu"
     governor = ThreadGovernor(usable_processors())
@@ -79,6 +79,13 @@ def main() -> int:
     process.serve(engine, ready, (lambda now: apply(governor, now)) if automatic else None)
     process.close()
     return 0
+
+
+def _refuse(process: Process, failure: StartupFailed) -> int:
+    """Tells the listeners, who tell the user; speaks itself only where nobody listened."""
+    if not process.close(failure, patience_seconds=_FAILED_PATIENCE_SECONDS):
+        print(f"octavo engine: {failure.message}", file=sys.stderr)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:

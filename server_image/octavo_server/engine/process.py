@@ -90,8 +90,11 @@ class Process:
                 self._send_stats(engine.stats(engine.take_queue_seconds()))
                 due, was_busy = now + _STATS_SECONDS, engine.busy
 
-    def close(self, message: StartupFailed | None = None, *, patience_seconds: float = 0.0) -> None:
-        """Sends a last message (waiting a while for a first listener), closes everything, removes the socket."""
+    def close(self, message: StartupFailed | None = None, *, patience_seconds: float = 0.0) -> bool:
+        """Sends a last message (waiting a while for a first listener), closes everything, removes the socket.
+
+        Returns whether somebody was connected and was sent all.
+        """
         deadline = time.monotonic() + patience_seconds
         if message is not None:
             self.announce(message)
@@ -99,11 +102,13 @@ class Process:
                 self.pump(0.05)
         while any(connection.unsent for connection in self._connections.values()) and time.monotonic() < deadline:
             self.pump(0.05)
+        heard = bool(self._connections) and not any(connection.unsent for connection in self._connections.values())
         for connection in list(self._connections.values()):
             self._drop(connection)
         self._selector.close()
         self._listener.close()
         self._path.unlink(missing_ok=True)
+        return heard
 
     def pump(self, timeout_seconds: float) -> None:
         """Accepts, reads and writes what is possible; waits up to `timeout_seconds` for the first of it."""

@@ -151,7 +151,9 @@ class Runner:
         np.cumsum([part.count for part in parts], out=starts[1:])
         lengths = np.array([part.start + part.count for part in parts], dtype=np.int32)
         slots = np.array([part.request.slot for part in parts], dtype=np.int32)
-        self._attention.plan(self._send(starts), self._send(lengths), self._page_table, self._send(slots))
+        self._attention.plan(
+            self._send(starts), self._send(lengths), self._page_table, self._send(slots), tokens=int(starts[-1])
+        )
 
     def _send(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)

@@ -70,7 +70,9 @@ def plan_length(spec: ModelSpec, plan: CachePlan, asked_tokens: int) -> int:
 
 
 def weight_bytes(spec: ModelSpec, element_bytes: int, quantization: str) -> int:
-    """Bytes of the loaded weights: with Int8 one byte each, plus the embedding in its float form."""
+    """Bytes of the loaded weights; Int8: a byte each, the file's 4-bit form beside it, the embedding as floats."""
     if quantization == "Int8":
-        return spec.parameters + spec.vocabulary_size * spec.hidden_size * element_bytes
+        # 32 values of 4 bits and two bfloat16 factors.
+        four_bit = spec.four_bit_parameters * 20 // 32
+        return spec.parameters + four_bit + spec.vocabulary_size * spec.hidden_size * element_bytes
     return spec.parameters * element_bytes

@@ -41,7 +41,9 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
     spec = source.spec
     dtype = choose_dtype(config.model.dtype, spec.stored_dtype, device)
     quantization = choose_quantization(config.model.quantization, device)
-    kv_dtype = dtype if config.cache.dtype.lower() == "auto" else choose_dtype(config.cache.dtype, "", device)
+    kv_dtype = dtype
+    if config.cache.dtype.lower() != "auto":
+        kv_dtype = choose_dtype(config.cache.dtype, "", device, flag="--kv-dtype")
     plan = cache_plan(
         spec,
         block_size=config.cache.block_size_tokens,
@@ -99,17 +101,18 @@ def choose_device(name: str) -> torch.device:
     if wanted not in ("auto", "cpu", "cuda"):
         raise Refusal("DeviceUnsupported", f"device {name} is not one of Auto, CPU, CUDA")
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise Refusal("DeviceNotFound", "device CUDA: no usable CUDA device here; use --device CPU or mend the driver")
+        raise Refusal("DeviceNotFound", "--device CUDA: no usable CUDA device; use --device CPU or mend the driver")
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def choose_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
+def choose_dtype(name: str, stored: str, device: torch.device, *, flag: str = "--dtype") -> torch.dtype:
     """Auto means float32 on a CPU (exact, and as fast as any for small batches), else the dtype of the files."""
     wanted = name.lower()
     if wanted == "auto":
         wanted = "float32" if device.type == "cpu" else stored.lower()
     if wanted not in DTYPES:
-        raise Refusal("DtypeUnsupported", f"dtype {name} is not one of Auto, Float32, BFloat16, Float16")
+        known = ", ".join(_NAMES[dtype] for dtype in DTYPES.values())
+        raise Refusal("DtypeUnsupported", f"{flag} {name} has no path on {device.type}; use Auto or one of {known}")
     return DTYPES[wanted]
 
 
@@ -117,9 +120,10 @@ def choose_quantization(name: str, device: torch.device) -> str:
     """`None` or `Int8`; refuses what this device has no path for."""
     wanted = {"none": "None", "int8": "Int8", "fp8": "FP8"}.get(name.lower())
     if wanted is None:
-        raise Refusal("QuantizationUnsupported", f"quantization {name} is not one of None, Int8, FP8")
+        raise Refusal("QuantizationUnsupported", f"--quantization {name} is not one of None, Int8, FP8")
+    instead = "None or Int8" if device.type == "cpu" else "None"
     if wanted == "FP8" or (wanted == "Int8" and device.type != "cpu"):
-        raise Refusal("QuantizationUnsupported", f"quantization {wanted} is not available on {device.type}; use None")
+        raise Refusal("QuantizationUnsupported", f"--quantization {wanted} has no path on {device.type}; use {instead}")
     return wanted
 
 

@@ -11,7 +11,8 @@ from octavo_kernels import PagedAttention, plan_append, rms_norm, rope_append_kv
 
 from octavo_server.models.linear import Linear, make_linear
 from octavo_server.models.rope import cos_sin_table
-from octavo_server.weights import ModelSource, ModelSpec
+from octavo_server.weights import FourBitWeight, ModelSource, ModelSpec
+from octavo_server.weights.four_bit import join
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,17 @@ def load_decoder(
     def read(name: str) -> torch.Tensor:
         return source.tensor(name).to(device)
 
+    def four_bit(prefix: str, parts: tuple[str, ...]) -> FourBitWeight | None:
+        if quantization != "Int8":
+            return None
+        found = [block for part in parts if (block := source.four_bit(prefix + part)) is not None]
+        return join(found) if len(found) == len(parts) else None
+
     def linear(prefix: str, parts: tuple[str, ...]) -> Linear:
         weight = torch.cat([read(prefix + part) for part in parts])
         names = [f"{prefix}{part}_bias" for part in parts]
         bias = torch.cat([read(name) for name in names]) if all(source.has(name) for name in names) else None
-        return make_linear(weight, bias, quantization=quantization, dtype=dtype)
+        return make_linear(weight, bias, quantization=quantization, dtype=dtype, four_bit=four_bit(prefix, parts))
 
     layers = []
     for index in range(spec.layers):
@@ -137,6 +144,7 @@ def load_decoder(
         None,
         quantization=quantization,
         dtype=dtype,
+        four_bit=four_bit("", ("embed" if spec.tied_embeddings else "head",)),
     )
     factors = read("rope_factors") if spec.rope.scaling == "factors" else None
     table = cos_sin_table(spec.rope, spec.head_size, max_length, None if factors is None else factors.cpu())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from octavo_server.weights.four_bit import FourBitWeight
 from octavo_server.weights.gguf_model import GGUFModel
 from octavo_server.weights.safetensors_model import SafetensorsModel
 from octavo_server.weights.spec import ModelError, ModelSpec, RopeSpec
@@ -17,7 +18,7 @@ from octavo_server.weights.spec import ModelError, ModelSpec, RopeSpec
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ModelError", "ModelSource", "ModelSpec", "RopeSpec", "find_model", "inspect", "open_model"]
+__all__ = ["FourBitWeight", "ModelError", "ModelSource", "ModelSpec", "RopeSpec", "find_model", "inspect", "open_model"]
 
 
 class ModelSource(Protocol):
@@ -30,6 +31,9 @@ class ModelSource(Protocol):
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor in a float dtype, matrices as `[out, in]`; ModelError when missing or damaged."""
+
+    def four_bit(self, name: str) -> FourBitWeight | None:
+        """The matrix as a 4-bit file holds it, or None."""
 
 
 def inspect(path: str, format: str = "Auto") -> ModelSpec:

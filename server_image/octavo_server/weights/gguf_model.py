@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo_server.weights.four_bit import Q4_0, Q4_1, FourBitWeight, unpack
 from octavo_server.weights.gguf_file import GGUFFile
 from octavo_server.weights.spec import ModelError, ModelSpec, RopeSpec, unsupported
 
@@ -61,12 +63,25 @@ class GGUFModel:
             raise ModelError(
                 "FormatUnsupported", f"model file {self._file.path}: tensor {name} has type {kind.name}, not supported"
             ) from error
-        result = torch.from_numpy(values.reshape(place.shape))
+        return self._in_our_order(name, torch.from_numpy(values.reshape(place.shape)))
+
+    def four_bit(self, name: str) -> FourBitWeight | None:
+        """The matrix as the file holds it, where that is a 4-bit format of blocks of 32."""
+        place = self._file.tensors.get(_file_name(name))
+        if place is None or place.kind not in (Q4_0, Q4_1):
+            return None
+        weight = unpack(self._file.data(place), place.shape, place.kind)
+        return FourBitWeight(
+            self._in_our_order(name, weight.values),
+            self._in_our_order(name, weight.scale),
+            self._in_our_order(name, weight.middle),
+        )
+
+    def _in_our_order(self, name: str, values: torch.Tensor) -> torch.Tensor:
         part = name.rsplit(".", 1)[-1].removesuffix("_bias")
-        if self.spec.architecture == "llama" and part in ("q", "k"):
-            heads = self.spec.query_heads if part == "q" else self.spec.kv_heads
-            result = _rotate_by_halves(result, heads)
-        return result
+        if self.spec.architecture != "llama" or part not in ("q", "k"):
+            return values
+        return _rotate_by_halves(values, self.spec.query_heads if part == "q" else self.spec.kv_heads)
 
 
 def _rotate_by_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -129,6 +144,9 @@ def _read_spec(path: Path, file: GGUFFile, architecture: str, data: Mapping[str,
         rope=_rope(path, file, architecture, data),
         tied_embeddings="output.weight" not in file.tensors,
         size_bytes=sum(place.size_bytes for place in file.tensors.values()),
+        four_bit_parameters=sum(
+            math.prod(place.shape) for place in file.tensors.values() if place.kind in (Q4_0, Q4_1)
+        ),
         stored_dtype=_FLOAT_TYPES.get(file.tensors["token_embd.weight"].kind, "BFloat16"),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo_server.weights.four_bit import FourBitWeight
 from octavo_server.weights.spec import ModelError, ModelSpec, RopeSpec, unsupported
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ class SafetensorsModel:
 
     def has(self, name: str) -> bool:
         return _file_name(name) in self._files
+
+    def four_bit(self, name: str) -> FourBitWeight | None:
+        """None: matrices are read as floats."""
+        return None
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor `[out, in]`, or `[size]` for norms and biases; raises ModelError when it is missing or damaged."""

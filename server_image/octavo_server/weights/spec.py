@@ -56,6 +56,8 @@ class ModelSpec:
     size_bytes: int
     stored_dtype: str = "Float32"
     """What `--dtype Auto` means on an accelerator: Float32, BFloat16 or Float16."""
+    four_bit_parameters: int = 0
+    """Weights that the file holds in 4-bit blocks."""
 
     def __post_init__(self) -> None:
         for name in (

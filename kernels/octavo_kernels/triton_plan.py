@@ -1,0 +1,232 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
+"""Writes the work lists of plan on the device, each by one small launch at the head of a step's graph.
+
+Every program sums the costs of all sequences by itself and then finds its own rows in closed form, so that nothing
+waits for anything else. Products of two counts are 64-bit.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _sequence_costs(
+    new_tokens,
+    length,
+    window,
+    TILE_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    """Tiles of each sequence, and the blocks of keys of its longest tile (one at least: empty rows are written)."""
+    keys = tl.maximum(length, 0)
+    if HAS_WINDOW:
+        keys = tl.minimum(keys, window - 1 + TILE_TOKENS)
+    return (new_tokens + TILE_TOKENS - 1) // TILE_TOKENS, tl.maximum((keys + BLOCK_N - 1) // BLOCK_N, 1)
+
+
+@triton.jit
+def _tile_range(tile, new_tokens, length, window, TILE_TOKENS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """Tokens of a tile, the position of its first one, and its keys' begin and end."""
+    first_token = tile * TILE_TOKENS
+    tokens = tl.minimum(new_tokens - first_token, TILE_TOKENS)
+    position = length - new_tokens + first_token
+    end = tl.maximum(position + tokens, 0)
+    begin = end * 0
+    if HAS_WINDOW:
+        begin = tl.maximum(position + 1 - window, 0)
+    return first_token, tokens, position, begin, end
+
+
+@triton.jit
+def _store_item(
+    items_ptr, row, mask, slot, first_row, tokens, position, begin, end, head, partial, first_partial, next_partial,
+    splits, following, length, ITEM_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    item = items_ptr + row * ITEM_COLUMNS
+    tl.store(item, slot, mask=mask)
+    tl.store(item + 1, first_row, mask=mask)
+    tl.store(item + 2, tokens, mask=mask)
+    tl.store(item + 3, position, mask=mask)
+    tl.store(item + 4, begin, mask=mask)
+    tl.store(item + 5, end, mask=mask)
+    tl.store(item + 6, head, mask=mask)
+    tl.store(item + 7, partial, mask=mask)
+    tl.store(item + 8, first_partial, mask=mask)
+    tl.store(item + 9, next_partial, mask=mask)
+    tl.store(item + 10, splits, mask=mask)
+    tl.store(item + 11, following, mask=mask)
+    tl.store(item + 12, length, mask=mask)
+
+
+@triton.jit(do_not_specialize=["batch", "programs", "rows_used", "longest", "window"])
+def plan_short(
+    starts_ptr,
+    lengths_ptr,
+    slots_ptr,
+    items_ptr,
+    batch,
+    programs,
+    rows_used,
+    longest,
+    window,
+    KV_HEADS: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LEAST_BLOCKS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    ITEM_COLUMNS: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    lane = tl.arange(0, BLOCK_B)
+    present = lane < batch
+    start = tl.load(starts_ptr + lane, mask=present, other=0)
+    new_tokens = tl.load(starts_ptr + lane + 1, mask=present, other=0) - start
+    length = tl.load(lengths_ptr + lane, mask=present, other=0)
+    tiles, blocks = _sequence_costs(new_tokens, length, window, TILE_TOKENS, BLOCK_N, HAS_WINDOW)
+    if longest > 0:
+        tiles = tl.where(new_tokens <= longest, tiles, 0)
+    pairs = tiles * KV_HEADS
+    costs = pairs * blocks
+    cost_end = tl.cumsum(costs, 0)
+    pair_end = tl.cumsum(pairs, 0)
+    work = tl.sum(costs, 0).to(tl.int64)
+    # Cut w lies at ceil(w · work / used), so that unit x of the work belongs to program x · used // work.
+    used = tl.minimum(tl.maximum(work // LEAST_BLOCKS, 1), programs)
+    divisor = tl.maximum(work, 1)
+
+    # Rows below `programs` begin at a cut, the others at a pair's first block of keys.
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at_cut = row < programs
+    unit = (row * work + used - 1) // used
+    before = tl.where(
+        at_cut[:, None], cost_end[None, :] <= unit.to(tl.int32)[:, None], pair_end[None, :] <= (row - programs)[:, None]
+    )
+    sequence = tl.sum(before.to(tl.int32), 1)
+    first_unit = tl.sum(tl.where(before, costs[None, :], 0), 1)
+    first_pair = tl.sum(tl.where(before, pairs[None, :], 0), 1)
+    exists = (sequence < batch) & (row < rows_used) & (~at_cut | (row < used))
+
+    start = tl.load(starts_ptr + sequence, mask=exists, other=0)
+    new_tokens = tl.load(starts_ptr + sequence + 1, mask=exists, other=0) - start
+    length = tl.load(lengths_ptr + sequence, mask=exists, other=0)
+    slot = tl.load(slots_ptr + sequence, mask=exists, other=0)
+    tiles, blocks = _sequence_costs(new_tokens, length, window, TILE_TOKENS, BLOCK_N, HAS_WINDOW)
+    tiles = tl.maximum(tiles, 1)
+    pair = tl.where(at_cut, (unit - first_unit).to(tl.int32) // blocks, row - programs - first_pair)
+    pair_unit = (first_unit + pair * blocks).to(tl.int64)
+    unit = tl.where(at_cut, unit, pair_unit)
+    program = tl.where(at_cut, row.to(tl.int64), unit * used // divisor)
+    next_cut = ((program + 1) * work + used - 1) // used
+    end_unit = tl.minimum(next_cut, pair_unit + blocks)
+    first_program = pair_unit * used // divisor
+    last_program = (pair_unit + blocks - 1) * used // divisor
+    begins_at_cut = (first_program * work + used - 1) // used == pair_unit
+    splits = (last_program - first_program + 1).to(tl.int32)
+    first_partial = tl.where(begins_at_cut, first_program, programs + first_program)
+    partial = tl.where(unit == pair_unit, first_partial, program)
+    following = tl.where(end_unit < next_cut, programs + first_pair + pair + 1, -1)
+
+    first_token, tokens, position, begin, end = _tile_range(
+        pair % tiles, new_tokens, length, window, TILE_TOKENS, HAS_WINDOW
+    )
+    item_begin = begin + (unit - pair_unit).to(tl.int32) * BLOCK_N
+    item_end = tl.minimum(begin + (end_unit - pair_unit).to(tl.int32) * BLOCK_N, end)
+    _store_item(
+        items_ptr, row, (row < rows_used) & (exists | at_cut), slot, start + first_token, tl.where(exists, tokens, 0),
+        position, item_begin, item_end, pair // tiles, tl.where(splits > 1, partial, -1).to(tl.int32),
+        first_partial.to(tl.int32), (first_program + 1).to(tl.int32), splits, tl.where(exists, following, -1),
+        length, ITEM_COLUMNS,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["batch", "share", "rows_used", "shortest", "window"])
+def plan_long(
+    starts_ptr,
+    lengths_ptr,
+    slots_ptr,
+    items_ptr,
+    tickets_ptr,
+    batch,
+    share,
+    rows_used,
+    shortest,
+    window,
+    KV_HEADS: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    LEAST_BLOCKS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    ITEM_COLUMNS: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    ROWS: tl.constexpr,
+    SORTED: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    lane = tl.arange(0, BLOCK_B)
+    present = lane < batch
+    start = tl.load(starts_ptr + lane, mask=present, other=0)
+    new_tokens = tl.load(starts_ptr + lane + 1, mask=present, other=0) - start
+    length = tl.load(lengths_ptr + lane, mask=present, other=0)
+    tiles, blocks = _sequence_costs(new_tokens, length, window, TILE_TOKENS, BLOCK_N, HAS_WINDOW)
+    tiles = tl.where(new_tokens >= shortest, tiles, 0)
+    pairs = tiles * KV_HEADS
+    work = tl.sum(pairs.to(tl.int64) * blocks, 0)
+    part = tl.maximum((work + share - 1) // share, LEAST_BLOCKS).to(tl.int32)
+    splits = (blocks + part - 1) // part
+    items = pairs * splits
+    partials = tl.where(splits > 1, items, 0)
+    if tl.program_id(0) == 0:
+        tl.store(tickets_ptr, tl.sum(items, 0))
+    if SORTED:
+        # The order of the sequences: longest first, equal ones as they come.
+        item_end = items * 0
+        for first in range(0, batch, CHUNK):
+            other = first + tl.arange(0, CHUNK)
+            other_start = tl.load(starts_ptr + other, mask=other < batch, other=0)
+            other_new = tl.load(starts_ptr + other + 1, mask=other < batch, other=0) - other_start
+            other_length = tl.load(lengths_ptr + other, mask=other < batch, other=0)
+            other_tiles, other_blocks = _sequence_costs(
+                other_new, other_length, window, TILE_TOKENS, BLOCK_N, HAS_WINDOW
+            )
+            other_items = other_tiles * KV_HEADS * ((other_blocks + part - 1) // part)
+            other_items = tl.where(other_new >= shortest, other_items, 0)
+            earlier = (other_blocks[None, :] > blocks[:, None]) | (
+                (other_blocks[None, :] == blocks[:, None]) & (other[None, :] <= lane[:, None])
+            )
+            item_end += tl.sum(tl.where(earlier, other_items[None, :], 0), 1)
+    else:
+        item_end = tl.cumsum(items, 0)
+
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = (item_end[None, :] > row[:, None]) & ((item_end - items)[None, :] <= row[:, None])
+    sequence = tl.max(tl.where(inside, lane[None, :], -1), 1)
+    exists = (sequence >= 0) & (row < rows_used)
+    first_item = tl.sum(tl.where(inside, (item_end - items)[None, :], 0), 1)
+    before = item_end[None, :] <= first_item[:, None]
+    first_partial = tl.sum(tl.where(before, partials[None, :], 0), 1)
+
+    sequence = tl.maximum(sequence, 0)
+    start = tl.load(starts_ptr + sequence, mask=exists, other=0)
+    new_tokens = tl.load(starts_ptr + sequence + 1, mask=exists, other=0) - start
+    length = tl.load(lengths_ptr + sequence, mask=exists, other=0)
+    slot = tl.load(slots_ptr + sequence, mask=exists, other=0)
+    tiles, blocks = _sequence_costs(new_tokens, length, window, TILE_TOKENS, BLOCK_N, HAS_WINDOW)
+    tiles = tl.maximum(tiles, 1)
+    splits = (blocks + part - 1) // part
+    pair = (row - first_item) // splits
+    split = (row - first_item) % splits
+    # A head's tiles follow each other, the last tile (which sees the most keys) first: they share keys in the cache.
+    tile = tiles - 1 - pair % tiles
+    first_token, tokens, position, begin, end = _tile_range(tile, new_tokens, length, window, TILE_TOKENS, HAS_WINDOW)
+    blocks = (tl.maximum(end - begin, 0) + BLOCK_N - 1) // BLOCK_N
+    step = (blocks + splits - 1) // splits * BLOCK_N
+    item_begin = begin + split * step
+    first_partial += pair * splits
+    _store_item(
+        items_ptr, row, row < rows_used, slot, start + first_token, tl.where(exists, tokens, 0), position, item_begin,
+        tl.minimum(item_begin + step, end), pair // tiles, tl.where(splits > 1, first_partial + split, -1),
+        first_partial, first_partial + 1, splits, row * 0 - 1, length,
+        ITEM_COLUMNS,
+    )  # fmt: skip
