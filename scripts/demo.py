@@ -64,16 +64,21 @@ def run_demo(cluster: DemoCluster, stages: Stages) -> Answer:
         cluster.wait_ready(NAMESPACE, SERVICE, READY_SECONDS)
         say(indent(cluster.kubectl("get", "ois", "--namespace", NAMESPACE)))
     address = cluster.service_address(NAMESPACE, SERVICE)
-    with stages.stage(f"Question to {address}/v1/chat/completions, the Service's address"):
+    with stages.stage(f"Question to the Service's address {address}/v1/chat/completions"):
         say(f"  “{QUESTION}”\n")
         answer = stream_chat(address, SERVICE, QUESTION, on_text=lambda text: print(text, end="", flush=True))
         say("\n")
     return answer
 
 
+def label(title: str) -> str:
+    """A stage's title without what differs from run to run."""
+    return title.partition(" http")[0].partition(": ")[0]
+
+
 def figures(stages: Stages, answer: Answer) -> list[Row]:
     """What was measured, as rows of a result."""
-    rows = [Row(title.split(":")[0], "s", round(value, 2), "lower") for title, value in stages.seconds.items()]
+    rows = [Row(label(title), "s", round(value, 2), "lower") for title, value in stages.seconds.items()]
     rows.append(Row("all stages", "s", round(sum(stages.seconds.values()), 2), "lower"))
     rows.append(Row("time to first token", "s", round(answer.first_token_seconds, 3), "lower"))
     rows.append(Row("answer", "tokens/s", round(answer.tokens_per_second, 1), "higher"))

@@ -15,7 +15,16 @@ from typing import Any, NoReturn
 
 from .api.schema import render_crds
 from .plan import SAFE_ARGUMENTS
-from .settings import LeaseSettings, Settings, SettingsError, account_folder, read_catalogue, read_egress
+from .plan.facts import CatalogueImage
+from .settings import (
+    LeaseSettings,
+    Settings,
+    SettingsError,
+    account_folder,
+    parse_catalogue,
+    read_catalogue,
+    read_egress,
+)
 
 REFUSED, FAILED = 2, 1
 PREFIX = "OCTAVO_OPERATOR_"
@@ -54,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     explain = commands.add_parser(
         "explain",
         help="tell what is planned for a service, or what is known of the nodes, and why",
-        description="Only reads; uses KUBECONFIG.",
+        description="Only reads; uses KUBECONFIG. Without --catalogue it takes images and settings from the operator "
+        "that is installed in the cluster.",
     )
     explain.add_argument(
         "service",
@@ -120,8 +130,8 @@ def _lease(flags: argparse.Namespace) -> LeaseSettings:
     )
 
 
-def _settings(flags: argparse.Namespace) -> Settings:
-    if flags.catalogue is None:
+def _settings(flags: argparse.Namespace, images: tuple[CatalogueImage, ...] | None = None) -> Settings:
+    if flags.catalogue is None and images is None:
         raise SettingsError("--catalogue is missing; give the file with the server's images (the chart mounts one)")
     given = vars(flags)
     for name, lowest, highest in LIMITS:
@@ -131,7 +141,7 @@ def _settings(flags: argparse.Namespace) -> Settings:
     names = ("host", "port", "workers", "resync_seconds", "monitoring_namespace", "gateway_namespace")
     return Settings(
         lease=_lease(flags),
-        images=read_catalogue(flags.catalogue),
+        images=read_catalogue(flags.catalogue) if images is None else images,
         namespaces=tuple(filter(None, flags.namespaces.split(","))),
         nodes_access=flags.nodes_access == "Enabled",
         account_folder=account_folder(os.environ),
@@ -142,24 +152,47 @@ def _settings(flags: argparse.Namespace) -> Settings:
     )
 
 
+async def _as_installed(flags: argparse.Namespace) -> Settings:
+    """What the cluster's own operator was told, changed where this command says otherwise."""
+    from .cluster.client import connect
+    from .installed import find_installed
+
+    async with connect(account_folder(os.environ)) as client:
+        installed = await find_installed(client)
+    told = _parser().parse_args(["run", *installed.flags])
+    plain = vars(_parser().parse_args(["explain", "nodes"]))
+    for name, value in vars(flags).items():
+        if name not in ("command", "service", "namespace") and value != plain[name]:
+            setattr(told, name, value)
+    return _settings(told, parse_catalogue(installed.catalogue, f"images of the operator {installed.where}"))
+
+
+async def _explain(flags: argparse.Namespace) -> str:
+    from .explain import explain, explain_nodes
+
+    settings = _settings(flags) if flags.catalogue is not None else await _as_installed(flags)
+    if flags.service == "nodes":
+        return await explain_nodes(settings)
+    return await explain(settings, flags.namespace, flags.service.removeprefix("ois/"))
+
+
 def _act(flags: argparse.Namespace) -> None:
     if flags.command == "crds":
         # crds/ holds a kustomization beside them, which is no object of a cluster.
-        print("---\n".join(text for name, text in render_crds().items() if name != "kustomization.yaml"), end="")
+        print(
+            "---\n".join(text for name, text in render_crds().items() if name != "kustomization.yaml"),
+            end="",
+            flush=True,
+        )
         return
-    settings = _settings(flags)
     if flags.command == "run":
+        settings = _settings(flags)
         from .control.loop import run
 
         logging.basicConfig(level=flags.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         asyncio.run(run(settings))
     else:
-        from .explain import explain, explain_nodes
-
-        if flags.service == "nodes":
-            print(asyncio.run(explain_nodes(settings)))
-        else:
-            print(asyncio.run(explain(settings, flags.namespace, flags.service.removeprefix("ois/"))))
+        print(asyncio.run(_explain(flags)), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,6 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = _parser().parse_args(arguments)
     try:
         _act(flags)
+    except BrokenPipeError:
+        # The reader (head, a pager) has seen enough; the interpreter must not try to write the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SettingsError as error:
         print(f"octavo-operator: {error}", file=sys.stderr)
         return REFUSED

@@ -54,18 +54,25 @@ class Settings:
 def read_catalogue(path: Path) -> tuple[CatalogueImage, ...]:
     """The images of the server from the chart's file; raises SettingsError."""
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise SettingsError(
-            f"--catalogue {path}: can't be read as YAML ({error}); give the chart's images.yaml"
-        ) from error
+        text = path.read_text()
+    except OSError as error:
+        raise SettingsError(f"--catalogue {path}: can't be read ({error}); give the chart's images.yaml") from error
+    return parse_catalogue(text, f"--catalogue {path}")
+
+
+def parse_catalogue(text: str, path: str) -> tuple[CatalogueImage, ...]:
+    """The images in the chart's YAML; `path` says in errors where the text comes from. Raises SettingsError."""
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path}: can't be read as YAML ({error}); give the chart's images.yaml") from error
     entries = content.get("images") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise SettingsError(f"--catalogue {path}: holds no list `images`; give at least one image (name, image, cuda)")
+        raise SettingsError(f"{path}: holds no list `images`; give at least one image (name, image, cuda)")
     try:
         return tuple(CatalogueImage.parse(entry) for entry in entries)
     except ValueError as error:
-        raise SettingsError(f"--catalogue {path}: {error}") from error
+        raise SettingsError(f"{path}: {error}") from error
 
 
 def read_egress(text: str) -> tuple[Egress, ...]:

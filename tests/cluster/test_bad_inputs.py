@@ -61,6 +61,18 @@ def test_a_field_that_this_version_cannot_act_on_is_said_within_5_seconds(octavo
     assert "engine.runtime" in condition["message"]
 
 
+def test_a_replica_that_the_api_server_refuses_is_said_with_what_it_misses(octavo, namespace, claim, service):
+    placement = {"cpu": "Required", "priorityClassName": "no-such-class"}
+    octavo.apply(claim("models"), service("refused", placement=placement), namespace=namespace)
+    octavo.wait(lambda: check_pod_started(octavo, "refused", namespace), "the check starts", START_SECONDS)
+
+    def said():
+        found = octavo.conditions("refused", namespace).get("Ready", {})
+        return found.get("reason") == "PodRefused" and "no-such-class" in found["message"]
+
+    octavo.wait(said, "Ready names the priority class", CHECK_SECONDS)
+
+
 def test_kubectl_get_tells_of_each_what_is_wrong(octavo, namespace):
     header, *lines = octavo.kubectl("get", "ois", "-n", namespace).splitlines()
     assert "REASON" in header

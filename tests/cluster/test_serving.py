@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -67,6 +70,22 @@ def test_kubectl_get_shows_at_a_glance_that_all_is_well(octavo, namespace, examp
     assert {"NAME", "READY", "REASON", "MODEL"} <= set(header.split())
     assert "True" in line
     assert "SmolLM2" in line
+
+
+def test_explain_needs_nothing_but_a_kubeconfig(octavo, namespace, example):
+    environment = {**os.environ, "KUBECONFIG": str(octavo.cluster.kubeconfig)}
+
+    def explain(*arguments):
+        command = [sys.executable, "-m", "octavo_operator", "explain", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+    told = explain(NAME, "-n", namespace)
+    assert told.returncode == 0, told.stderr
+    assert "Ready" in told.stdout
+    assert f"Deployment {NAME}" in told.stdout
+    assert "applied" not in told.stdout
+    told = explain("nodes")
+    assert told.returncode == 0, told.stderr
 
 
 def test_the_operators_pod_runs_under_the_charts_own_account(octavo, example):

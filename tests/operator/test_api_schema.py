@@ -72,6 +72,7 @@ REFUSED = [
     ({"model": {"uri": "hf://only-a-name"}}, "hf://<organisation>/<name>"),
     ({"model": {"uri": "s3://bucket"}}, "s3://<bucket>/<key>"),
     ({"model": {"uri": "pvc://claim"}}, "pvc://<claim>/<path inside the claim>"),
+    ({"model": {"uri": "pvc://" + "m" * 254 + "/a"}}, "253 characters at most"),
     ({"model": {"uri": "pvc://claim/$(HOME)"}}, "pvc://<claim>/<path inside the claim>"),
     ({"model": {"uri": "pvc://claim/a/../b"}}, "'..'"),
     ({"model": {"uri": "file://relative"}}, "file:///<absolute path"),

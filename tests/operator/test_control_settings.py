@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import yaml
 from octavo_operator.__main__ import _parser, _settings, main
+from octavo_operator.installed import SELECTOR, Installed, find_installed
+from octavo_operator.settings import SettingsError
 
 CATALOGUE = "images:\n- {name: cpu, image: octavo/octavo-server:1, cuda: '', computeCapabilities: []}\n"
 
@@ -61,6 +66,55 @@ def test_a_wrong_catalogue_is_named_with_its_fault(text, said, tmp_path, capsys)
 def test_a_missing_catalogue_is_asked_for(capsys):
     assert main(["run"]) == 2
     assert "--catalogue is missing" in capsys.readouterr().err
+
+
+class Cluster:
+    """Deployments and one ConfigMap behind the client's two verbs."""
+
+    def __init__(self, *deployments):
+        self.deployments = deployments
+
+    async def list(self, resource, namespace=None, *, selector=""):
+        assert (resource.kind, selector) == ("Deployment", SELECTOR)
+        return list(self.deployments)
+
+    async def get(self, resource, namespace, name):
+        assert (resource.kind, namespace, name) == ("ConfigMap", "ops", "octavo-images")
+        return {"data": {"images.yaml": CATALOGUE}}
+
+
+def operator(name, *arguments):
+    pod = {"containers": [{"args": ["run", *arguments]}], "volumes": [{"configMap": {"name": "octavo-images"}}]}
+    return {"metadata": {"namespace": "ops", "name": name}, "spec": {"template": {"spec": pod}}}
+
+
+async def test_explain_takes_the_flags_and_images_of_the_operator_that_is_installed():
+    flags = (
+        "--host",
+        "$(POD_IP)",
+        "--catalogue",
+        "/etc/octavo/images.yaml",
+        "--workers",
+        "9",
+        "--argument-prefixes=--x",
+    )
+    found = await find_installed(Cluster(operator("octavo", *flags)))
+    assert found == Installed("ops/octavo", ("--workers", "9", "--argument-prefixes=--x"), CATALOGUE)
+
+
+@pytest.mark.parametrize(("names", "said"), [([], "no operator is installed"), (["a", "b"], "(ops/a, ops/b)")])
+async def test_explain_without_one_operator_asks_for_the_catalogue(names, said):
+    with pytest.raises(SettingsError) as refused:
+        await find_installed(Cluster(*map(operator, names)))
+    assert said in str(refused.value)
+    assert "give --catalogue FILE" in str(refused.value)
+
+
+def test_a_reader_that_has_seen_enough_causes_no_traceback():
+    command = f"set -o pipefail; {sys.executable} -m octavo_operator crds | head -n 1"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert ended.stderr == ""
+    assert ended.stdout.count("\n") == 1
 
 
 def test_the_environment_sets_a_flag_and_the_flag_wins(monkeypatch, catalogue):

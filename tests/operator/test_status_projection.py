@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo_operator.status.conditions import ORDER, Verdict, conditions, transitions
-from octavo_operator.status.pods import fault, first_fault, is_ready
+from octavo_operator.status.pods import Fault, fault, first_fault, is_ready, refused_pods
 from octavo_operator.status.projection import TypeInUse, View, project
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -102,7 +102,10 @@ def test_a_missing_accelerator_is_told_from_other_wants_and_named():
          "CreateContainerConfigError"),
         ({"state": {"waiting": {"reason": "ContainerCreating"}}}, None),
         ({"state": {"terminated": {"exitCode": 137}}}, "ContainerEnded"),
-        ({"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 1}}}, None),
+        ({"state": {"running": {}}}, None),
+        ({"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 0}}}, None),
+        ({"state": {"running": {}}, "ready": True, "lastState": {"terminated": {"exitCode": 1}}}, None),
+        ({"state": {"running": {}}, "restartCount": 1, "lastState": {"terminated": {"exitCode": 1}}}, "ContainerEnded"),
         ({"state": {"waiting": {"reason": "CrashLoopBackOff"}},
           "lastState": {"terminated": {"exitCode": 2, "message": LAST_WORDS}}},
          "PortInUse"),
@@ -113,6 +116,56 @@ def test_a_missing_accelerator_is_told_from_other_wants_and_named():
 def test_what_keeps_a_pod_from_serving_is_read_from_its_containers(container, reason):
     found = fault(pod("p", ready=False, containerStatuses=[container]))
     assert (found.reason if found else None) == reason
+
+
+@pytest.mark.parametrize(("words", "reason"), [(LAST_WORDS, "PortInUse"), ("", "CrashLoopBackOff")])
+def test_a_crash_loop_is_told_in_the_same_words_while_it_waits_runs_and_ends(words, reason):
+    ended = {"terminated": {"exitCode": 2, "message": words}}
+    phases = [
+        {
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting"}},
+            "lastState": ended,
+        },
+        {"state": {"running": {}}, "lastState": ended},
+        {"state": ended, "lastState": ended},
+        {
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 80s restarting"}},
+            "lastState": ended,
+        },
+    ]
+    told = {fault(pod("p", ready=False, containerStatuses=[{**phase, "restartCount": 3}])) for phase in phases}
+    assert {item.reason for item in told if item} == {reason}
+    assert len(told) == 1
+
+
+def deployment(name, **condition):
+    return {"metadata": {"name": name}, "status": {"conditions": [condition]}}
+
+
+def test_pods_that_the_api_server_refuses_are_the_reason_of_ready():
+    words = 'pods "b-7f" is forbidden: no PriorityClass with name nosuch was found'
+    found = refused_pods(
+        [
+            deployment("c", type="ReplicaFailure", status="True", message="later by name"),
+            deployment("b", type="ReplicaFailure", status="True", message=words),
+            deployment("a", type="ReplicaFailure", status="False", message="over"),
+        ]
+    )
+    assert found == Fault("PodRefused", f"the API server refuses its pods: {words}")
+    status = project(view(refusal=found))
+    assert said(status, "Ready") == ("False", "PodRefused")
+    assert said(status, "Progressing") == ("False", "PodRefused")
+    assert said(project(view(pod("p"), refusal=found)), "Ready") == ("True", "Ready"), "what serves is enough"
+    assert refused_pods([deployment("a", type="Available", status="True")]) is None
+
+
+def test_a_normal_start_gives_no_warning_and_a_servers_own_word_does():
+    def event(reason):
+        before = [{"type": "Ready", "status": "True", "reason": "Ready", "message": ""}]
+        return transitions(before, [{"type": "Ready", "status": "False", "reason": reason, "message": "m"}])[0][0]
+
+    assert event("Starting") == event("RollingOut") == "Normal"
+    assert event("PodRefused") == event("PortInUse") == "Warning"
 
 
 def test_an_init_container_that_ended_well_keeps_nobody_waiting():

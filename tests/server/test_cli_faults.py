@@ -29,7 +29,7 @@ def one_line(finished: Any, *parts: str) -> None:
         ([], ["a command is missing"]),
         (["bake"], ["bake"]),
         (["serve"], ["--model", "OCTAVO_MODEL"]),
-        (["serve", "--model", "/nowhere"], ["/nowhere", "does not exist"]),
+        (["serve", "--model", "/nowhere"], ["/nowhere", "no such file or folder"]),
         (["serve", "--model", "ftp://x/y"], ["ftp://", "hf://"]),
         (["serve", "--model", "file://relative"], ["file:///"]),
         (["serve", "--model", "x", "--modell", "y"], ["--modell", "serve --help"]),
@@ -47,6 +47,14 @@ def test_a_wrong_start_ends_with_one_line_that_names_the_fault(
     cli: Any, arguments: list[str], parts: list[str]
 ) -> None:
     one_line(cli(*arguments), *parts)
+
+
+def test_a_mistyped_file_name_is_told_with_what_lies_beside_it(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "model-q4.gguf").touch()
+    asked = tmp_path / "model-q5.gguf"
+    one_line(
+        cli("serve", "--model", str(asked)), f"model {asked}: no such file or folder; beside it lie: model-q4.gguf"
+    )
 
 
 def test_a_wrong_variable_is_named_and_a_flag_wins_over_it(cli: Any) -> None:

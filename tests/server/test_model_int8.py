@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from octavo_kernels import AttentionShape, PagedAttention
-from octavo_server.models import linear
 from octavo_server.models.decoder import StepTensors, load_decoder
 from octavo_server.models.linear import Int8Linear, make_linear
 from octavo_server.weights import open_model
@@ -38,20 +37,15 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch() -> None:
     assert torch.equal(layer(x[5:20]), whole[5:20])
 
 
-def test_no_sum_of_two_products_leaves_16_bits_where_the_processor_adds_pairs() -> None:
-    assert 2 * linear.input_levels(has_vnni=False) * 127 <= 32767 < 2 * linear.input_levels(has_vnni=True) * 127
-
-
-@pytest.mark.parametrize("levels", [127, 255])
-@pytest.mark.parametrize("shift", [-3.0, 0.0, 3.0])
-def test_lopsided_inputs_keep_their_precision(monkeypatch: pytest.MonkeyPatch, levels: int, shift: float) -> None:
-    monkeypatch.setattr(linear, "LEVELS", levels)
+def test_a_large_input_does_not_drown_the_small_ones_of_its_token() -> None:
     torch.manual_seed(0)
     weight = torch.randn(96, 512)
-    x = torch.rand(8, 512) + shift
+    x = torch.randn(8, 512)
+    x[:, 7] = 400.0
+    weight[:, 7] = 0.0
     exact = x @ weight.t()
     near = Int8Linear(weight, None, torch.float32)(x)
-    assert (near - exact).pow(2).mean().sqrt() < 0.012 * 255 / levels * exact.pow(2).mean().sqrt()
+    assert (near - exact).pow(2).mean().sqrt() < 0.02 * exact.pow(2).mean().sqrt(), "1.0 with one byte per input"
 
 
 def test_the_error_stays_near_what_eight_bits_allow_and_zero_stays_zero() -> None:
@@ -61,7 +55,7 @@ def test_the_error_stays_near_what_eight_bits_allow_and_zero_stays_zero() -> Non
     x[3] = 0
     exact = make_linear(weight, bias, quantization="None", dtype=torch.float32)(x)
     near = make_linear(weight, bias, quantization="Int8", dtype=torch.float32)(x)
-    assert (near - exact).pow(2).mean().sqrt() < 0.02 * exact.pow(2).mean().sqrt()
+    assert (near - exact).pow(2).mean().sqrt() < 0.01 * exact.pow(2).mean().sqrt()
     assert torch.equal(near[3], bias)
 
 
@@ -86,5 +80,5 @@ def test_the_real_model_in_eight_bits_predicts_a_text_nearly_as_the_exact_one_do
             found[quantization] = decoder.forward(step, attention, pool).log_softmax(dim=1)
     exact, near = found["None"], found["Int8"]
     divergence = (exact.exp() * (exact - near)).sum(dim=1).mean().item()
-    assert divergence < 0.05, "in nats per token; 0.03 was measured, 0.06 with symmetric inputs"
+    assert divergence < 0.01, "in nats per token; 0.004 was measured"
     assert (exact.argmax(dim=1) == near.argmax(dim=1)).float().mean().item() > 0.8

@@ -15,7 +15,7 @@ _PATH = "[A-Za-z0-9._+=@~:,/-]+"
 URI_SCHEME = "^(hf|s3|pvc|file)://"
 HF_URI = "^hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
 S3_URI = f"^s3://[a-z0-9][a-z0-9.-]*[a-z0-9]/{_PATH}$"
-PVC_URI = f"^pvc://[a-z0-9]([-.a-z0-9]*[a-z0-9])?/{_PATH}$"
+PVC_URI = f"^pvc://[a-z0-9]([-.a-z0-9]{{0,251}}[a-z0-9])?/{_PATH}$"
 FILE_URI = f"^file:///{_PATH}$"
 PARENT_STEP = "/[.][.](/|$)"
 
@@ -34,7 +34,8 @@ _URI_RULES = rules(
     ),
     rule(
         f"!self.startsWith('pvc://') || self.matches('{PVC_URI}')",
-        "model.uri with pvc:// must be pvc://<claim>/<path inside the claim> with letters, digits and ._+=@~:,/- alone",
+        "model.uri with pvc:// must be pvc://<claim>/<path inside the claim>: a claim's name (253 characters at most), "
+        "and letters, digits and ._+=@~:,/- alone",
     ),
     rule(
         f"!self.startsWith('file://') || self.matches('{FILE_URI}')",

@@ -75,10 +75,14 @@ class Client:
             raise ApiError(answer.status, str(told.get("reason") or answer.reason), str(told.get("message") or ""))
         return told  # type: ignore[no-any-return]
 
-    async def list(self, resource: Resource, namespace: str | None = None) -> list[Object]:
-        """All objects of a kind, page by page, each with its kind."""
+    async def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        """One object."""
+        return await self.request("GET", resource.path(namespace, name))
+
+    async def list(self, resource: Resource, namespace: str | None = None, *, selector: str = "") -> list[Object]:
+        """All objects of a kind, or those whose labels match, page by page."""
         found: list[Object] = []
-        query: dict[str, str | int] = {"limit": _PAGE}
+        query: dict[str, str | int] = {"limit": _PAGE, **({"labelSelector": selector} if selector else {})}
         while True:
             page = await self.request("GET", resource.path(namespace), query=query)
             found += page.get("items") or []

@@ -175,7 +175,11 @@ class Reconciler:
             return
         message = f"the operator failed on this service and tries again; {type(error).__name__}: {error}"
         try:
-            await self._tell(facts, facts.service.get("status") or {}, ("Progressing",), "InternalError", message)
+            status = facts.service.get("status") or {}
+            # What serves goes on serving: Ready is touched only where nothing was ever said of it.
+            unsaid = not any(item["type"] == "Ready" for item in status.get("conditions") or ())
+            kinds = ("Ready", "Progressing") if unsaid else ("Progressing",)
+            await self._tell(facts, status, kinds, "InternalError", message)
         except ApiError as second:
             log.warning("%s: the fault could not be told: %s", _name(facts.service), second)
 

@@ -35,6 +35,8 @@ def _verdict(facts: Facts, spec: InferenceServiceSpec, result: CheckResult) -> V
             message = f"model.uri names the claim {where.claim}, which does not exist in this namespace; create it"
             return Verdict("ModelReady", False, "ClaimNotFound", message)
     message = result.message
+    if result.proven is False and spec.model.uri not in message:
+        message = f"model.uri {spec.model.uri}: {message}"
     if result.proven is False and result.retry_seconds is not None:
         labels = (
             f"{contract.SERVICE_LABEL}={facts.service['metadata']['name']},{contract.ROLE_LABEL}={contract.ROLE_CHECK}"

@@ -10,6 +10,7 @@ from octavo_operator.api.inference_service import InferenceService, InferenceSer
 from octavo_operator.api.operation_section import RolloutStrategy, ScalingMode
 from octavo_operator.api.placement_section import ImagePolicy
 from octavo_operator.status.conditions import Verdict, conditions, timestamp, transitions
+from octavo_operator.status.pods import refused_pods
 from octavo_operator.status.projection import View, project
 
 from . import objects
@@ -202,6 +203,7 @@ def plan(facts: Facts) -> Plan:
             contract.TEMPLATE_LABEL,
             contract.NODE_TYPE_LABEL,
             _waiting(spec, fleet),
+            refused_pods(live.values()),
             fleet.leaves_gap,
         )
     )

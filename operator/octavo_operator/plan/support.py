@@ -40,6 +40,8 @@ def unsupported_fields(spec: InferenceServiceSpec) -> tuple[Unsupported, ...]:
     if engine.parallelism.tensor > 1:
         note("engine.parallelism.tensor", engine.parallelism.tensor, essential=True)
     plain = ScalingSection()
+    if scaling.mode == ScalingMode.OPERATOR and scaling.min_replicas == 0:
+        note("scaling.minReplicas", "0 acts as 1")
     if scaling.mode == ScalingMode.OPERATOR:
         if scaling.max_replicas is not None and scaling.max_replicas > max(1, scaling.min_replicas):
             note("scaling.maxReplicas", scaling.max_replicas)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from .reasons import REASONS
+
 ORDER = (
     "Available",
     "Ready",
@@ -77,7 +79,10 @@ def transitions(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]
             continue
         if old is None and (good or condition["type"] in ("Available", "Ready", "Progressing")):
             continue
+        # A word that is not in the list is the server's own or the API server's, and never good news.
+        known_reason = REASONS.get(condition["reason"])
+        calm = good or (known_reason is not None and not known_reason.is_fault)
         told.append(
-            ("Normal" if good else "Warning", condition["reason"], f"{condition['type']}: {condition['message']}")
+            ("Normal" if calm else "Warning", condition["reason"], f"{condition['type']}: {condition['message']}")
         )
     return told

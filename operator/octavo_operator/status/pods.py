@@ -47,26 +47,43 @@ def _told(state: Manifest) -> Fault | None:
     return Fault(value["reason"], str(value.get("message", "")))
 
 
+def _container_fault(name: str, container: Manifest) -> Fault | None:
+    """The same word through all phases of a crash loop (ended, waiting, running again), or status would flap."""
+    state, last = container.get("state", {}), container.get("lastState", {})
+    ended = state.get("terminated") or last.get("terminated") or {}
+    waiting = state.get("waiting") or {}
+    failed = "exitCode" in ended and ended["exitCode"] != 0
+    if container.get("ready") or (ended and not failed) or ("running" in state and not failed):
+        return None
+    told = _told(state) or _told(last)
+    if told is not None:
+        return Fault(told.reason, f"pod {name}: {told.message}")
+    loops = waiting.get("reason") == "CrashLoopBackOff" or (failed and int(container.get("restartCount", 0)) > 1)
+    if failed or loops:
+        code = f" with exit code {ended['exitCode']}" if failed else ""
+        words = f"pod {name}: its container ended{code} and is started again; see kubectl logs {name} --previous"
+        return Fault("CrashLoopBackOff" if loops else "ContainerEnded", words)
+    if waiting.get("reason") in _FAULTS:
+        return Fault(waiting["reason"], f"pod {name}: {waiting.get('message') or waiting['reason']}")
+    return None
+
+
+def refused_pods(deployments: Iterable[Manifest]) -> Fault | None:
+    """What keeps a Deployment from making pods at all: a missing priority class, a quota, an admission rule."""
+    for item in sorted(deployments, key=lambda item: str(item["metadata"]["name"])):
+        for condition in item.get("status", {}).get("conditions") or ():
+            if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+                return Fault("PodRefused", f"the API server refuses its pods: {condition.get('message', '')}")
+    return None
+
+
 def fault(pod: Manifest) -> Fault | None:
     """What keeps a pod from serving, in the server's own words where it left any; None while it just starts."""
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
-        state, last = container.get("state", {}), container.get("lastState", {})
-        ended = state.get("terminated") or last.get("terminated") or {}
-        waiting = state.get("waiting") or {}
-        # A container that ended well (an init container) or runs again keeps nobody waiting.
-        if "running" in state or (state.get("terminated") or {}).get("exitCode") == 0:
-            continue
-        told = _told(state) or _told(last)
-        if told is not None:
-            return Fault(told.reason, f"pod {name}: {told.message}")
-        if waiting.get("reason") in _FAULTS:
-            code = f" (last exit code {ended['exitCode']})" if "exitCode" in ended else ""
-            return Fault(
-                waiting["reason"], f"pod {name}: {waiting.get('message') or waiting['reason']}{code}; see its log"
-            )
-        if state.get("terminated"):
-            return Fault("ContainerEnded", f"pod {name} ended with exit code {ended.get('exitCode')}; see its log")
+        found = _container_fault(name, container)
+        if found is not None:
+            return found
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             if _NO_ACCELERATOR.search(condition.get("message", "")):

@@ -55,6 +55,8 @@ class View:
     node_type_label: str = ""
     waiting: str = ""
     """What a rollout waits for; empty when it does not wait."""
+    refusal: Fault | None = None
+    """Why pods can't even be made."""
     leaves_gap: bool = False
     """Whether the only replica ends before the new one serves."""
 
@@ -98,7 +100,7 @@ def _pod_verdicts(view: View) -> list[Verdict]:
     fresh = sum(map(is_ready, current))
     old = len(alive) - len(current)
     blocked = _blocker(view.verdicts)
-    trouble = first_fault(current) or first_fault(alive)
+    trouble = first_fault(current) or view.refusal or first_fault(alive)
     if trouble is not None and trouble.reason == "WaitingForAccelerator":
         trouble = Fault(trouble.reason, f"no accelerator is free: waiting for {_waits_for(view, alive) or 'one'}")
     if view.waiting:

@@ -249,6 +249,12 @@ FLEET = (
         remedy="Free CPU or memory, mend the volume, or change placement.",
     ),
     _fault(
+        "PodRefused",
+        *_FLEET,
+        meaning="The API server refuses a replica's pods: a missing priority class, a quota, an admission rule.",
+        remedy="Create or correct what the message names; the next try comes by itself.",
+    ),
+    _fault(
         "NoReplica",
         "Available",
         meaning="No replica serves.",
@@ -311,7 +317,7 @@ OPERATOR = (
     ),
     _fault(
         "InternalError",
-        "Progressing",
+        *("Progressing", "Ready"),
         meaning="The operator failed on this service, and tries again with growing waits. Others are not affected.",
         remedy="Report it with the message and the operator's log.",
     ),

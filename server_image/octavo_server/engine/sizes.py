@@ -42,8 +42,8 @@ def cache_plan(spec: ModelSpec, *, block_size: int, element_bytes: int, pool_byt
     if blocks < 2:
         raise Refusal(
             "PoolTooSmall",
-            f"a KV pool of {pool_bytes / 2**30:.3f} GiB holds {blocks} blocks of {block_size} tokens; it needs at "
-            f"least 2, {2 * per_block / 2**30:.3f} GiB: give the pool more memory or use a smaller block size",
+            f"a KV pool of {pool_bytes / 2**20:.2f} MiB holds {blocks} blocks of {block_size} tokens; it needs at "
+            f"least 2, {2 * per_block / 2**20:.2f} MiB: give the pool more memory or use a smaller block size",
         )
     return CachePlan(blocks, block_size, per_block)
 

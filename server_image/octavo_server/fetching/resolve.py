@@ -42,7 +42,9 @@ def local_path(place: LocalSource, location: str) -> Path:
     """The path, once something lies there that this process may read."""
     try:
         if not place.path.exists():
-            raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {location}: {place.path} does not exist")
+            raise Refused(
+                CheckReason.MODEL_NOT_FOUND, f"model {location}: no such file or folder{_seen_at(place.path, location)}"
+            )
         if place.path.is_dir():
             next(place.path.iterdir(), None)
         else:
@@ -54,6 +56,16 @@ def local_path(place: LocalSource, location: str) -> Path:
     except OSError as error:
         raise Refused(CheckReason.MODEL_UNREADABLE, f"model {location}: {error.strerror or error}") from error
     return place.path
+
+
+def _seen_at(path: Path, location: str) -> str:
+    """Where this process looked, unless the location says it, and what lies beside a mistyped name."""
+    where = "" if location.endswith(str(path)) and "://" not in location else f" at {path}"
+    try:
+        beside = sorted(item.name for item in path.parent.iterdir())[:5] if path.parent != Path("/") else []
+    except OSError:
+        beside = []
+    return where + (f"; beside it lie: {', '.join(beside)}" if beside else "")
 
 
 def describe(path: Path, format: str) -> tuple[ModelSpec, Path]:

