@@ -23,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from octavo_kernels import AttentionShape, AttentionVariant, PagedAttention
+from octavo_kernels import AttentionShape, AttentionVariant, PagedAttention, SharedPrefixes
 from octavo_kernels.testing import random_case, relative_error
 
 from benchmarks.attention_cases import DEVICE, Ceilings, Cell, Sequences, make_backend, seconds
@@ -146,10 +146,19 @@ class Suite:
         table[:, : 8192 // SHAPE.page_size] = table[0, : 8192 // SHAPE.page_size]
         shared.set_table(table)
         theirs = None if self.peer is None else round(self.peer.decode_seconds(shared) * 1e6, 1)
+        flat = round(shared.run_seconds() * 1e6, 1)
+        starts, lengths = torch.tensor([0, 64]).int().to(DEVICE), torch.tensor([8192]).int().to(DEVICE)
+        shared.batch = replace(shared.batch, groups=SharedPrefixes(starts, lengths))
         ours = round(shared.run_seconds() * 1e6, 1)
-        note = "the flat form on shared pages, both sides; groups are not read once yet"
+        note = f"the flat form takes {flat} µs; peer: its flat form on the shared pages"
         name = "decode 64 with a shared prefix of 8192 and 128 own tokens"
-        return [*rows, Row(name, "µs", ours, "lower", 45, self._peer_name, theirs, note)]
+        rows.append(Row(name, "µs", ours, "lower", 45, self._peer_name, theirs, note))
+        few = Cell(self.ceilings, [(1, 4096)] * 64, SHAPE, sets=4)
+        flat = few.run_seconds()
+        few.batch = replace(few.batch, groups=SharedPrefixes(torch.tensor([0, 1]).int().to(DEVICE), lengths // 4))
+        ratio = round(few.run_seconds() / flat, 3)
+        name = "groups that do not pay: time ÷ flat form, 64 × 4096"
+        return [*rows, Row(name, "×", ratio, "lower", 1.02)]
 
     def plan(self) -> list[Row]:
         """Planning a decode step: on the host, and as a launch in the step's graph."""

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from octavo_kernels.batch import Batch, check_batch
+from octavo_kernels.batch import Batch, SharedPrefixes, check_batch
 from octavo_kernels.compat import require_triton
 from octavo_kernels.cpu import CpuBackend
 from octavo_kernels.reference import ReferenceBackend
@@ -70,6 +70,7 @@ class PagedAttention:
         slots: torch.Tensor | None = None,
         *,
         tokens: int | None = None,
+        groups: SharedPrefixes | None = None,
     ) -> None:
         """Prepares a step.
 
@@ -79,11 +80,13 @@ class PagedAttention:
         slots: int32 `[batch]`, the page-table row of each sequence; None means 0 … batch − 1.
         tokens: rows of q at most, padding included; None means the end of query_starts where that is in host memory,
             else max_tokens (a device's value is never waited for). A close bound keeps GPU launches small.
+        groups: prefixes that sequences share. They change no result: where it saves time, the Triton backend reads
+            them once for all sequences of a group.
         Raises ValueError where a tensor's shape or dtype is wrong or the batch is larger than max_sequences.
         """
         if tokens is not None and not 0 <= tokens <= self.max_tokens:
             raise ValueError(f"tokens is {tokens}; it must be from 0 to max_tokens ({self.max_tokens})")
-        batch = check_batch(query_starts, kv_lengths, page_table, slots, max_sequences=self.max_sequences)
+        batch = check_batch(query_starts, kv_lengths, page_table, slots, groups, max_sequences=self.max_sequences)
         self._backend.plan(batch, tokens)
         self._planned = True
 

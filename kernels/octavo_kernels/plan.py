@@ -27,6 +27,10 @@ NEXT = 11  # the item that the same program does next; −1: none
 LENGTH = 12  # tokens of the sequence in the cache: slots of its pages past them may hold anything
 ITEM_COLUMNS = 16  # a row fills half a cache line
 
+# Columns of a token's merge list: for the shared prefix, then for its own keys: first partial result, next ones, how
+# many, and the token's place in the tile.
+MERGE_COLUMNS = 8
+
 
 @dataclass(frozen=True)
 class ShortLimits:

@@ -103,6 +103,7 @@ def attend(
     TWO_LOOPS: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
     MERGE_SPLITS: tl.constexpr,
+    MERGE_LATER: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -162,11 +163,12 @@ def attend(
                 sums = partial_sums_ptr + partial * (2 * BLOCK_M) + row
                 tl.store(sums, row_max, mask=row_used)
                 tl.store(sums + BLOCK_M, row_sum, mask=row_used)
-                merge_partials(
-                    item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, out_ptr, lse_ptr, first_row, tokens, kv_head,
-                    stride_out_token, stride_out_head, stride_lse_token,
-                    GROUP, HEAD_SIZE, BLOCK_M, BLOCK_D, MERGE_ROWS, MERGE_SPLITS, HAS_LSE,
-                )  # fmt: skip
+                if not MERGE_LATER:
+                    merge_partials(
+                        item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, out_ptr, lse_ptr, first_row, tokens,
+                        kv_head, stride_out_token, stride_out_head, stride_lse_token,
+                        GROUP, HEAD_SIZE, BLOCK_M, BLOCK_D, MERGE_ROWS, MERGE_SPLITS, HAS_LSE,
+                    )  # fmt: skip
             else:
                 empty = row_sum == 0.0
                 acc = acc / tl.where(empty, 1.0, row_sum)[:, None]

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from octavo_kernels.batch import Batch
+from octavo_kernels.batch import Batch, SharedPrefixes
 from octavo_kernels.compat import TRITON_DTYPES
-from octavo_kernels.plan import ITEM_COLUMNS, LongLimits, ShortLimits, tile_capacity
+from octavo_kernels.plan import ITEM_COLUMNS, MERGE_COLUMNS, LongLimits, ShortLimits, tile_capacity
 from octavo_kernels.shape import AttentionShape, AttentionVariant
 from octavo_kernels.triton_attention import attend
 from octavo_kernels.triton_launch import Device, Launch, choose_launch, power_of_two, serves_hopper
-from octavo_kernels.triton_plan import plan_long, plan_short
+from octavo_kernels.triton_merge import merge_lists
+from octavo_kernels.triton_plan import plan_long, plan_merge, plan_short
 
 # A batch of at most this many tokens a sequence is all short tiles; else sequences with at most this many short tiles
 # are, and the others make long tiles.
@@ -38,6 +39,8 @@ class _List:
     partial_sums: torch.Tensor
     arrivals: torch.Tensor
     tickets: torch.Tensor
+    merges: torch.Tensor | None
+    """With shared prefixes: where each token's partial results lie, for a launch of its own."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class TritonBackend:
         self._programs = share or self._short.programs * self._gpu.processors
         self._parts = share or PARTS_PER_PROCESSOR * self._gpu.processors
         self._step: _Step | None = None
-        self._lists: dict[tuple[str, int], _List] = {}
+        self._lists: dict[tuple[str, int, int], _List] = {}
 
     def plan(self, batch: Batch, tokens: int | None) -> None:
         """Writes the work lists on the device; tokens bounds the rows of q, None means max_tokens."""
@@ -100,7 +103,11 @@ class TritonBackend:
         device = self._device
         index = [tensor.to(device) for tensor in (batch.query_starts, batch.kv_lengths, batch.slots)]
         mixed = tokens > SHORT_TOKENS_PER_SEQUENCE * batch.size
-        lists = [self._plan_short(index, batch.size, tokens, mixed=mixed)]
+        groups = batch.groups
+        if groups is not None and (mixed or self._variant.window is not None or groups.count == 0):
+            # Long tiles read a prefix once for many rows as it is, and a window moves away from it.
+            groups = None
+        lists = [self._plan_short(index, batch.size, tokens, groups, mixed=mixed)]
         if mixed:
             lists.append(self._plan_long(index, batch.size, tokens))
         self._step = _Step(tuple(lists), batch.page_table.to(device))
@@ -110,10 +117,13 @@ class TritonBackend:
         """New tokens up to which a sequence of a mixed batch makes short tiles."""
         return SHORT_TILES * (self._short.block_m // self._shape.group_size)
 
-    def _plan_short(self, index: list[torch.Tensor], batch: int, tokens: int, *, mixed: bool) -> _List:
+    def _plan_short(
+        self, index: list[torch.Tensor], batch: int, tokens: int, groups: SharedPrefixes | None, *, mixed: bool
+    ) -> _List:
         shape, launch = self._shape, self._short
         tile_tokens = launch.block_m // shape.group_size
-        tiles = tile_capacity(tokens, batch, tile_tokens)
+        count = 0 if groups is None else groups.count
+        tiles = tile_capacity(tokens, batch, tile_tokens) + tile_capacity(tokens, count, tile_tokens)
         if mixed:
             tiles = min(tiles, SHORT_TILES * batch)
         limits = ShortLimits(
@@ -123,25 +133,46 @@ class TritonBackend:
             block=launch.block_n,
             longest=self._longest_short if mixed else 0,
         )
-        kept = self._list("short", limits.items, limits.partials, limits.programs, launch)
-        block_b, rows = _plan_block(batch)
+        merges = 0 if groups is None else max(1, tokens) * shape.kv_heads
+        # With prefixes every item leaves a partial result.
+        partials = limits.items if merges else limits.partials
+        kept = self._list("short", limits.items, partials, limits.programs, launch, merges)
+        tensors = [*index, *(index if groups is None else _group_tensors(groups, batch, self._device))]
+        block_b, rows = _plan_block(batch + count)
+        constants = {
+            "KV_HEADS": shape.kv_heads,
+            "TILE_TOKENS": tile_tokens,
+            "BLOCK_N": launch.block_n,
+            "PAGE_SIZE": shape.page_size,
+            "LEAST_BLOCKS": launch.least_blocks,
+            "BLOCK_B": block_b,
+            "ROWS": rows,
+        }
         plan_short[(triton.cdiv(limits.items, rows),)](
-            *index,
+            *tensors,
             kept.items,
             batch,
+            count,
             limits.programs,
             limits.items,
             limits.longest,
             self._variant.window or 0,
-            KV_HEADS=shape.kv_heads,
-            TILE_TOKENS=tile_tokens,
-            BLOCK_N=launch.block_n,
-            LEAST_BLOCKS=launch.least_blocks,
+            **constants,
             HAS_WINDOW=self._variant.window is not None,
+            GROUPED=groups is not None,
             ITEM_COLUMNS=ITEM_COLUMNS,
-            BLOCK_B=block_b,
-            ROWS=rows,
         )
+        if kept.merges is not None:
+            plan_merge[(triton.cdiv(merges, rows),)](
+                *tensors,
+                kept.merges,
+                batch,
+                count,
+                limits.programs,
+                merges,
+                **constants,
+                MERGE_COLUMNS=MERGE_COLUMNS,
+            )
         return kept
 
     def _plan_long(self, index: list[torch.Tensor], batch: int, tokens: int) -> _List:
@@ -180,14 +211,15 @@ class TritonBackend:
         )
         return kept
 
-    def _list(self, kind: str, items: int, partials: int, programs: int, launch: Launch) -> _List:
+    def _list(self, kind: str, items: int, partials: int, programs: int, launch: Launch, merges: int = 0) -> _List:
         """The list of this kind and size, made once: a captured launch finds every later plan in the same place."""
-        kept = self._lists.get((kind, items))
+        kept = self._lists.get((kind, items, merges))
         if kept is not None:
             return kept
         shape, device = self._shape, self._device
         block_d = power_of_two(shape.head_size)
-        same = next((entry for (other, _), entry in self._lists.items() if other == kind), None)
+        fitting = (entry for (other, _, _), entry in self._lists.items() if other == kind)
+        same = next((entry for entry in fitting if entry.arrivals.shape[0] >= 2 * partials), None)
         if same is None:
             results = torch.empty(partials * launch.block_m * block_d, dtype=torch.float32, device=device)
             sums = torch.empty(partials * 2 * launch.block_m, dtype=torch.float32, device=device)
@@ -208,8 +240,9 @@ class TritonBackend:
             partial_sums=sums,
             arrivals=arrivals,
             tickets=torch.zeros(2, dtype=torch.int32, device=device),
+            merges=torch.zeros(merges, MERGE_COLUMNS, dtype=torch.int32, device=device) if merges else None,
         )
-        self._lists[kind, items] = kept
+        self._lists[kind, items, merges] = kept
         return kept
 
     def run(self, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
@@ -220,6 +253,36 @@ class TritonBackend:
         for work in step.lists:
             attend_list = self._attend_hopper if self._hopper else self._attend
             attend_list(work, step.page_table, q, kv, out, lse)
+            if work.merges is not None:
+                self._merge(work, work.merges, out, lse)
+
+    def _merge(self, work: _List, merges: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        """Merges what shared prefixes and sequences' own keys gave, by the plan's lists."""
+        shape = self._shape
+        tokens = min(out.shape[0], merges.shape[0] // shape.kv_heads)
+        block_d = power_of_two(shape.head_size)
+        rows, splits = _merge_tile(Launch(work.launch.block_m, 0, 4, 0), shape.group_size, block_d, 32)
+        merge_lists[(tokens, shape.kv_heads)](
+            merges,
+            work.partials,
+            work.partial_sums,
+            out,
+            out if lse is None else lse,
+            out.stride(0),
+            out.stride(1),
+            0 if lse is None else lse.stride(0),
+            GROUP=shape.group_size,
+            HEAD_SIZE=shape.head_size,
+            BLOCK_M=work.launch.block_m,
+            BLOCK_D=block_d,
+            MERGE_ROWS=rows,
+            MERGE_SPLITS=splits,
+            MERGE_COLUMNS=MERGE_COLUMNS,
+            HAS_LSE=lse is not None,
+            OVERLAP=self._overlap,
+            num_warps=4,
+            **({"launch_pdl": True} if self._overlap else {}),
+        )
 
     def _attend(
         self,
@@ -269,6 +332,7 @@ class TritonBackend:
             TWO_LOOPS=work.two_loops,
             MERGE_ROWS=work.merge_rows,
             MERGE_SPLITS=work.merge_splits,
+            MERGE_LATER=work.merges is not None,
             OVERLAP=self._overlap,
             num_warps=launch.warps,
             num_stages=launch.stages,
@@ -340,11 +404,19 @@ class TritonBackend:
             **constants,
             MERGE_ROWS=work.merge_rows,
             MERGE_SPLITS=work.merge_splits,
+            MERGE_LATER=work.merges is not None,
             OVERLAP=self._overlap,
             num_warps=4,
             launch_pdl=self._overlap,
             **limit,
         )
+
+
+def _group_tensors(groups: SharedPrefixes, batch: int, device: torch.device) -> list[torch.Tensor]:
+    """Each sequence's group (−1: none), and the groups' starts and lengths."""
+    starts, lengths = groups.starts.to(device), groups.lengths.to(device)
+    members = torch.searchsorted(starts, torch.arange(batch, dtype=torch.int32, device=device), right=True) - 1
+    return [torch.where(members < groups.count, members, -1).int(), starts, lengths]
 
 
 def _merge_tile(launch: Launch, group: int, block_d: int, values: int) -> tuple[int, int]:

@@ -111,7 +111,7 @@ def _compute(
     scale_log2, soft_cap, window, q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
     GROUP: gl.constexpr, HEAD_SIZE: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
     ITEM_COLUMNS: gl.constexpr, HAS_WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr, HAS_LSE: gl.constexpr,
-    MERGE_ROWS: gl.constexpr, MERGE_SPLITS: gl.constexpr,
+    MERGE_ROWS: gl.constexpr, MERGE_SPLITS: gl.constexpr, MERGE_LATER: gl.constexpr,
 ):  # fmt: skip
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_SIZE, HEAD_SIZE // 8], [4, 1], [1, 0])
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -165,11 +165,12 @@ def _compute(
                 sums = partial_sums_ptr + partial * 128 + row
                 gl.store(sums, row_max, mask=used)
                 gl.store(sums + 64, row_sum, mask=used)
-                _merge(
-                    item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, out_ptr, lse_ptr, first_row, tokens, kv_head,
-                    stride_out_token, stride_out_head, stride_lse_token,
-                    GROUP, HEAD_SIZE, MERGE_ROWS, MERGE_SPLITS, HAS_LSE,
-                )  # fmt: skip
+                if not MERGE_LATER:
+                    _merge(
+                        item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, out_ptr, lse_ptr, first_row, tokens,
+                        kv_head, stride_out_token, stride_out_head, stride_lse_token,
+                        GROUP, HEAD_SIZE, MERGE_ROWS, MERGE_SPLITS, HAS_LSE,
+                    )  # fmt: skip
             else:
                 empty = row_sum == 0.0
                 total = gl.where(empty, 1.0, row_sum)
@@ -190,7 +191,8 @@ def attend_short(
     scale_log2, soft_cap, window,
     GROUP: gl.constexpr, PAGE_SIZE: gl.constexpr, HEAD_SIZE: gl.constexpr, ITEM_COLUMNS: gl.constexpr,
     BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, HAS_WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr,
-    HAS_LSE: gl.constexpr, MERGE_ROWS: gl.constexpr, MERGE_SPLITS: gl.constexpr, OVERLAP: gl.constexpr,
+    HAS_LSE: gl.constexpr, MERGE_ROWS: gl.constexpr, MERGE_SPLITS: gl.constexpr, MERGE_LATER: gl.constexpr,
+    OVERLAP: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -221,7 +223,7 @@ def attend_short(
                     stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token,
                     scale_log2, soft_cap, window, q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
                     GROUP, HEAD_SIZE, BLOCK_N, BOX, STAGES, ITEM_COLUMNS, HAS_WINDOW, SOFT_CAP, HAS_LSE,
-                    MERGE_ROWS, MERGE_SPLITS,
+                    MERGE_ROWS, MERGE_SPLITS, MERGE_LATER,
                 ),
             ),
             (

@@ -84,3 +84,76 @@ def merge_partials(
                 tl.store(
                     lse_ptr + (first_row + token) * stride_lse_token + head, lse * 0.6931471805599453, mask=row_used
                 )
+
+
+@triton.jit
+def merge_lists(
+    merges_ptr,
+    partial_ptr,
+    partial_sums_ptr,
+    out_ptr,
+    lse_ptr,
+    stride_out_token,
+    stride_out_head,
+    stride_lse_token,
+    GROUP: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MERGE_ROWS: tl.constexpr,
+    MERGE_SPLITS: tl.constexpr,
+    MERGE_COLUMNS: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Merges one token's rows of one KV head by the list of plan_merge: the shared prefix's results, then its own."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    list_ptr = merges_ptr + (token * tl.num_programs(1) + kv_head) * MERGE_COLUMNS
+    shared_first = tl.load(list_ptr)
+    shared_next = tl.load(list_ptr + 1)
+    shared = tl.load(list_ptr + 2)
+    shared_token = tl.load(list_ptr + 3)
+    own_first = tl.load(list_ptr + 4)
+    own_next = tl.load(list_ptr + 5)
+    splits = shared + tl.load(list_ptr + 6)
+    own_token = tl.load(list_ptr + 7)
+    if splits > 0:
+        lane = tl.arange(0, BLOCK_D)
+        for first_row in tl.static_range(0, GROUP, MERGE_ROWS):
+            row = first_row + tl.arange(0, MERGE_ROWS)
+            row_used = row < GROUP
+            row_max = tl.full([MERGE_ROWS], float("-inf"), tl.float32)
+            row_sum = tl.zeros([MERGE_ROWS], tl.float32)
+            acc = tl.zeros([MERGE_ROWS, BLOCK_D], tl.float32)
+            for start in range(0, splits, MERGE_SPLITS):
+                split = start + tl.arange(0, MERGE_SPLITS)
+                own = split - shared
+                shared_place = tl.where(split == 0, shared_first, shared_next + split - 1)
+                place = tl.where(own < 0, shared_place, tl.where(own == 0, own_first, own_next + own - 1)).to(tl.int64)
+                tile_row = tl.where(own < 0, shared_token, own_token)[:, None] * GROUP + row[None, :]
+                used = (split < splits)[:, None] & row_used[None, :]
+                sums = partial_sums_ptr + place[:, None] * (2 * BLOCK_M) + tile_row
+                part_max = tl.load(sums, mask=used, other=float("-inf"))
+                part_sum = tl.load(sums + BLOCK_M, mask=used, other=0.0)
+                base = (place[:, None] * BLOCK_M + tile_row) * BLOCK_D
+                values = tl.load(partial_ptr + base[:, :, None] + lane[None, None, :], mask=used[:, :, None], other=0.0)
+                new_max = tl.maximum(row_max, tl.max(part_max, 0))
+                shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+                decay = tl.exp2(row_max - shift)
+                weight = tl.exp2(part_max - shift[None, :])
+                acc = acc * decay[:, None] + tl.sum(values * weight[:, :, None], 0)
+                row_sum = row_sum * decay + tl.sum(part_sum * weight, 0)
+                row_max = new_max
+            empty = row_sum == 0.0
+            total = tl.where(empty, 1.0, row_sum)
+            head = kv_head * GROUP + row
+            out_row = token.to(tl.int64) * stride_out_token + head * stride_out_head
+            stored = row_used[:, None] & (lane < HEAD_SIZE)[None, :]
+            values = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + out_row[:, None] + lane[None, :], values, mask=stored)
+            if HAS_LSE:
+                lse = tl.where(empty, float("-inf"), row_max + tl.log2(total)) * 0.6931471805599453
+                tl.store(lse_ptr + token.to(tl.int64) * stride_lse_token + head, lse, mask=row_used)

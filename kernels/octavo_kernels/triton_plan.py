@@ -59,13 +59,67 @@ def _store_item(
     tl.store(item + 12, length, mask=mask)
 
 
-@triton.jit(do_not_specialize=["batch", "programs", "rows_used", "longest", "window"])
+@triton.jit
+def _entry(
+    index,
+    starts_ptr,
+    lengths_ptr,
+    slots_ptr,
+    members_ptr,
+    group_starts_ptr,
+    group_lengths_ptr,
+    batch,
+    groups,
+    TILE_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    GROUPED: tl.constexpr,
+):
+    """What short tiles are cut from: first the groups' shared prefixes, then the sequences with what is their own.
+
+    Returns the first row of q, new tokens, first key, end of keys, page-table row, and whether it is a prefix: the rows
+    of a prefix are those of all sequences of its group, and each sees all of it.
+    """
+    if not GROUPED:
+        exists = index < batch
+        start = tl.load(starts_ptr + index, mask=exists, other=0)
+        new_tokens = tl.load(starts_ptr + index + 1, mask=exists, other=0) - start
+        length = tl.load(lengths_ptr + index, mask=exists, other=0)
+        slot = tl.load(slots_ptr + index, mask=exists, other=0)
+        return start, new_tokens, length * 0, length, slot, index < 0
+    prefix = index < groups
+    exists = index < groups + batch
+    sequence = index - groups
+    member = tl.load(members_ptr + sequence, mask=exists & ~prefix, other=-1)
+    group = tl.where(prefix, index, member)
+    grouped = exists & (group >= 0)
+    first = tl.load(group_starts_ptr + group, mask=grouped, other=0)
+    last = tl.load(group_starts_ptr + group + 1, mask=grouped, other=0)
+    rows = tl.load(starts_ptr + last, mask=grouped, other=0) - tl.load(starts_ptr + first, mask=grouped, other=0)
+    shared = tl.load(group_lengths_ptr + group, mask=grouped, other=0) // PAGE_SIZE * PAGE_SIZE
+    # Blocks of keys that need not be read again; too few of them do not pay for their merge.
+    saved = (last - first - (rows + TILE_TOKENS - 1) // TILE_TOKENS) * (shared // BLOCK_N)
+    shared = tl.where(saved >= 16, shared, 0)
+    sequence = tl.where(prefix, first, sequence)
+    start = tl.load(starts_ptr + sequence, mask=exists, other=0)
+    new_tokens = tl.load(starts_ptr + sequence + 1, mask=exists, other=0) - start
+    length = tl.load(lengths_ptr + sequence, mask=exists, other=0)
+    slot = tl.load(slots_ptr + sequence, mask=exists, other=0)
+    new_tokens = tl.where(prefix, tl.where(shared > 0, rows, 0), new_tokens)
+    return start, new_tokens, tl.where(prefix, 0, shared), tl.where(prefix, shared, length), slot, prefix
+
+
+@triton.jit(do_not_specialize=["batch", "groups", "programs", "rows_used", "longest", "window"])
 def plan_short(
     starts_ptr,
     lengths_ptr,
     slots_ptr,
+    members_ptr,
+    group_starts_ptr,
+    group_lengths_ptr,
     items_ptr,
     batch,
+    groups,
     programs,
     rows_used,
     longest,
@@ -73,18 +127,20 @@ def plan_short(
     KV_HEADS: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
     LEAST_BLOCKS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    GROUPED: tl.constexpr,
     ITEM_COLUMNS: tl.constexpr,
     BLOCK_B: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     lane = tl.arange(0, BLOCK_B)
-    present = lane < batch
-    start = tl.load(starts_ptr + lane, mask=present, other=0)
-    new_tokens = tl.load(starts_ptr + lane + 1, mask=present, other=0) - start
-    length = tl.load(lengths_ptr + lane, mask=present, other=0)
-    tiles, blocks = _sequence_costs(new_tokens, length, window, TILE_TOKENS, BLOCK_N, HAS_WINDOW)
+    _, new_tokens, own, length, _, _ = _entry(
+        lane, starts_ptr, lengths_ptr, slots_ptr, members_ptr, group_starts_ptr, group_lengths_ptr, batch, groups,
+        TILE_TOKENS, BLOCK_N, PAGE_SIZE, GROUPED,
+    )  # fmt: skip
+    tiles, blocks = _sequence_costs(new_tokens, length - own, window, TILE_TOKENS, BLOCK_N, HAS_WINDOW)
     if longest > 0:
         tiles = tl.where(new_tokens <= longest, tiles, 0)
     pairs = tiles * KV_HEADS
@@ -101,18 +157,20 @@ def plan_short(
     at_cut = row < programs
     unit = (row * work + used - 1) // used
     before = tl.where(
-        at_cut[:, None], cost_end[None, :] <= unit.to(tl.int32)[:, None], pair_end[None, :] <= (row - programs)[:, None]
+        at_cut[:, None],
+        cost_end[None, :] <= unit.to(tl.int32)[:, None],
+        pair_end[None, :] <= (row - programs)[:, None],
     )
-    sequence = tl.sum(before.to(tl.int32), 1)
+    entry = tl.sum(before.to(tl.int32), 1)
     first_unit = tl.sum(tl.where(before, costs[None, :], 0), 1)
     first_pair = tl.sum(tl.where(before, pairs[None, :], 0), 1)
-    exists = (sequence < batch) & (row < rows_used) & (~at_cut | (row < used))
+    exists = (entry < batch + groups) & (row < rows_used) & (~at_cut | (row < used))
 
-    start = tl.load(starts_ptr + sequence, mask=exists, other=0)
-    new_tokens = tl.load(starts_ptr + sequence + 1, mask=exists, other=0) - start
-    length = tl.load(lengths_ptr + sequence, mask=exists, other=0)
-    slot = tl.load(slots_ptr + sequence, mask=exists, other=0)
-    tiles, blocks = _sequence_costs(new_tokens, length, window, TILE_TOKENS, BLOCK_N, HAS_WINDOW)
+    start, new_tokens, own, length, slot, prefix = _entry(
+        entry, starts_ptr, lengths_ptr, slots_ptr, members_ptr, group_starts_ptr, group_lengths_ptr, batch, groups,
+        TILE_TOKENS, BLOCK_N, PAGE_SIZE, GROUPED,
+    )  # fmt: skip
+    tiles, blocks = _sequence_costs(new_tokens, length - own, window, TILE_TOKENS, BLOCK_N, HAS_WINDOW)
     tiles = tl.maximum(tiles, 1)
     pair = tl.where(at_cut, (unit - first_unit).to(tl.int32) // blocks, row - programs - first_pair)
     pair_unit = (first_unit + pair * blocks).to(tl.int64)
@@ -120,25 +178,118 @@ def plan_short(
     program = tl.where(at_cut, row.to(tl.int64), unit * used // divisor)
     next_cut = ((program + 1) * work + used - 1) // used
     end_unit = tl.minimum(next_cut, pair_unit + blocks)
-    first_program = pair_unit * used // divisor
-    last_program = (pair_unit + blocks - 1) * used // divisor
-    begins_at_cut = (first_program * work + used - 1) // used == pair_unit
-    splits = (last_program - first_program + 1).to(tl.int32)
-    first_partial = tl.where(begins_at_cut, first_program, programs + first_program)
+    first_partial, next_partial, splits = _partials_of(
+        pair_unit, blocks, work, used, programs, first_pair + pair, GROUPED
+    )
     partial = tl.where(unit == pair_unit, first_partial, program)
     following = tl.where(end_unit < next_cut, programs + first_pair + pair + 1, -1)
 
     first_token, tokens, position, begin, end = _tile_range(
         pair % tiles, new_tokens, length, window, TILE_TOKENS, HAS_WINDOW
     )
+    if GROUPED:
+        # Each row of a prefix sees all of it; what is a sequence's own begins after it. Another launch merges both.
+        position = tl.where(prefix, length, position)
+        end = tl.where(prefix, length, end)
+        begin = own
+        partial = partial.to(tl.int32)
+    else:
+        partial = tl.where(splits > 1, partial, -1).to(tl.int32)
     item_begin = begin + (unit - pair_unit).to(tl.int32) * BLOCK_N
     item_end = tl.minimum(begin + (end_unit - pair_unit).to(tl.int32) * BLOCK_N, end)
     _store_item(
         items_ptr, row, (row < rows_used) & (exists | at_cut), slot, start + first_token, tl.where(exists, tokens, 0),
-        position, item_begin, item_end, pair // tiles, tl.where(splits > 1, partial, -1).to(tl.int32),
-        first_partial.to(tl.int32), (first_program + 1).to(tl.int32), splits, tl.where(exists, following, -1),
-        length, ITEM_COLUMNS,
+        position, item_begin, item_end, pair // tiles, partial, first_partial.to(tl.int32),
+        next_partial.to(tl.int32), splits, tl.where(exists, following, -1), length, ITEM_COLUMNS,
     )  # fmt: skip
+
+
+@triton.jit
+def _partials_of(pair_unit, blocks, work, used, programs, rank, ALL: tl.constexpr):
+    """Where the partial results of a pair that begins at a unit of the work lie: the first, the others, how many.
+
+    A program leaves one for the pair that its work begins inside of, and one for the pair that its work ends inside of;
+    with ALL, one for every pair, by the pair's rank.
+    """
+    divisor = tl.maximum(work, 1)
+    first_program = pair_unit * used // divisor
+    last_program = (pair_unit + blocks - 1) * used // divisor
+    at_cut = (first_program * work + used - 1) // used == pair_unit
+    if ALL:
+        first = tl.where(at_cut, first_program, programs + rank)
+    else:
+        first = tl.where(at_cut, first_program, programs + first_program)
+    return first, first_program + 1, (last_program - first_program + 1).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["batch", "groups", "programs", "rows_used"])
+def plan_merge(
+    starts_ptr,
+    lengths_ptr,
+    slots_ptr,
+    members_ptr,
+    group_starts_ptr,
+    group_lengths_ptr,
+    merges_ptr,
+    batch,
+    groups,
+    programs,
+    rows_used,
+    KV_HEADS: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    LEAST_BLOCKS: tl.constexpr,
+    MERGE_COLUMNS: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """For each token and KV head, where its partial results lie: the shared prefix's, then its own.
+
+    merges int32 `[tokens · KV heads, MERGE_COLUMNS]`: of the prefix and then of its own keys the first partial result,
+    the next ones, how many (0: none) and the token's place in the tile.
+    """
+    lane = tl.arange(0, BLOCK_B)
+    _, new_tokens, own, length, _, _ = _entry(
+        lane, starts_ptr, lengths_ptr, slots_ptr, members_ptr, group_starts_ptr, group_lengths_ptr, batch, groups,
+        TILE_TOKENS, BLOCK_N, PAGE_SIZE, True,
+    )  # fmt: skip
+    tiles, blocks = _sequence_costs(new_tokens, length - own, 0, TILE_TOKENS, BLOCK_N, False)
+    pairs = tiles * KV_HEADS
+    costs = pairs * blocks
+    work = tl.sum(costs, 0).to(tl.int64)
+    used = tl.minimum(tl.maximum(work // LEAST_BLOCKS, 1), programs)
+    sequence_end = tl.load(starts_ptr + lane + 1, mask=lane < batch, other=2147483647)
+
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token = row // KV_HEADS
+    head = row % KV_HEADS
+    sequence = tl.sum((sequence_end[None, :] <= token[:, None]).to(tl.int32), 1)
+    exists = (sequence < batch) & (row < rows_used)
+    member = tl.load(members_ptr + sequence, mask=exists, other=-1)
+    for part in tl.static_range(2):
+        if part == 0:
+            entry = member
+        else:
+            entry = groups + sequence
+        wanted = exists & (entry >= 0)
+        earlier = lane[None, :] < entry[:, None]
+        first_unit = tl.sum(tl.where(earlier, costs[None, :], 0), 1)
+        first_pair = tl.sum(tl.where(earlier, pairs[None, :], 0), 1)
+        start, new_tokens, own, length, _, _ = _entry(
+            tl.where(wanted, entry, groups + batch), starts_ptr, lengths_ptr, slots_ptr, members_ptr, group_starts_ptr,
+            group_lengths_ptr, batch, groups, TILE_TOKENS, BLOCK_N, PAGE_SIZE, True,
+        )  # fmt: skip
+        tiles, blocks = _sequence_costs(new_tokens, length - own, 0, TILE_TOKENS, BLOCK_N, False)
+        wanted = wanted & (new_tokens > 0)
+        pair = head * tiles + (token - start) // TILE_TOKENS
+        unit = (first_unit + pair * blocks).to(tl.int64)
+        first, following, splits = _partials_of(unit, blocks, work, used, programs, first_pair + pair, True)
+        column = merges_ptr + row * MERGE_COLUMNS + part * 4
+        tl.store(column, first.to(tl.int32), mask=row < rows_used)
+        tl.store(column + 1, following.to(tl.int32), mask=row < rows_used)
+        tl.store(column + 2, tl.where(wanted, splits, 0), mask=row < rows_used)
+        tl.store(column + 3, (token - start) % TILE_TOKENS, mask=row < rows_used)
 
 
 @triton.jit(do_not_specialize=["batch", "share", "rows_used", "shortest", "window"])

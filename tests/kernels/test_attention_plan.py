@@ -59,7 +59,7 @@ def visible(sequences, window):
     return wanted
 
 
-@settings(max_examples=40 if DEVICE.type == "cpu" else 100, deadline=None)
+@settings(max_examples=20 if DEVICE.type == "cpu" else 100, deadline=None)
 @given(
     sequences=SEQUENCES,
     share=st.integers(1, 20),
@@ -87,7 +87,7 @@ def test_each_row_of_each_head_meets_its_keys_exactly_once(sequences, share, win
         assert {row: sorted(keys) for row, keys in rows.items()} == visible(sequences, window)
 
 
-@settings(max_examples=30 if DEVICE.type == "cpu" else 100, deadline=None)
+@settings(max_examples=12 if DEVICE.type == "cpu" else 100, deadline=None)
 @given(sequences=SEQUENCES, share=st.integers(1, 20), heads=st.sampled_from([(2, 2), (4, 1)]))
 def test_the_partials_of_a_pair_stand_in_the_order_of_its_keys(sequences, share, heads):
     for _, programs in planned(sequences, share=share, heads=heads):
@@ -103,7 +103,7 @@ def test_the_partials_of_a_pair_stand_in_the_order_of_its_keys(sequences, share,
             assert begins == sorted(begins)
 
 
-@settings(max_examples=30 if DEVICE.type == "cpu" else 100, deadline=None)
+@settings(max_examples=12 if DEVICE.type == "cpu" else 100, deadline=None)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=12), st.integers(1, 20))
 def test_programs_of_short_tiles_differ_by_one_block_of_keys_at_most(lengths, share):
     ((work, programs),) = planned([(1, length) for length in lengths], share=share)

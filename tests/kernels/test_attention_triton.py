@@ -48,7 +48,7 @@ def test_the_same_plan_gives_the_same_bits():
     assert torch.equal(first[1], second[1])
 
 
-@settings(max_examples=25 if DEVICE.type == "cpu" else 60, deadline=None)
+@settings(max_examples=15 if DEVICE.type == "cpu" else 60, deadline=None)
 @given(
     sequences=st.lists(
         st.integers(0, 150).flatmap(lambda length: st.tuples(st.integers(0, min(length, 12)), st.just(length))),
@@ -192,7 +192,7 @@ def test_one_bucket_serves_every_mix_of_lengths(batch, tokens):
     random = Random(batch)
     shape = AttentionShape(4, 2, 32, 16, torch.float32)
     bucket = Replayed(shape, batch, tokens, pages=140, columns=24, share=5)
-    for seed in range(12):
+    for seed in range(6):
         bucket.check(random_case(shape, random_mix(random, batch, tokens, 300), device=DEVICE, seed=seed), 2e-5)
 
 

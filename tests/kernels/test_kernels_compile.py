@@ -24,7 +24,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from octavo_kernels.triton_attention import attend
 from octavo_kernels.triton_hopper_long import attend_long
 from octavo_kernels.triton_hopper_short import attend_short
-from octavo_kernels.triton_plan import plan_long, plan_short
+from octavo_kernels.triton_plan import plan_long, plan_merge, plan_short
 
 ARCHITECTURE, KIND = int(sys.argv[1]), sys.argv[2]
 FLOATS = ("scale_log2", "soft_cap")
@@ -63,7 +63,12 @@ shape = {"GROUP": 4, "PAGE_SIZE": 16, "HEAD_SIZE": 128, "ITEM_COLUMNS": 16}
 variant = {"HAS_WINDOW": True, "SOFT_CAP": True, "HAS_LSE": True}
 work = {"KV_HEADS": 8, "HAS_WINDOW": True, "ITEM_COLUMNS": 16, "LEAST_BLOCKS": 1, "BLOCK_B": 64, "ROWS": 32}
 if KIND == "plan":
-    compile(plan_short, {**work, "TILE_TOKENS": 4, "BLOCK_N": 64})
+    groups = {"TILE_TOKENS": 4, "BLOCK_N": 64, "PAGE_SIZE": 16}
+    compile(plan_short, {**work, **groups, "GROUPED": False})
+    del work["HAS_WINDOW"], work["ITEM_COLUMNS"]
+    compile(plan_merge, {**work, **groups, "MERGE_COLUMNS": 8})
+    work |= {"HAS_WINDOW": False, "ITEM_COLUMNS": 16}
+    compile(plan_short, {**work, **groups, "GROUPED": True})
     compile(plan_long, {**work, "TILE_TOKENS": 32, "BLOCK_N": 128, "SORTED": True, "CHUNK": 64})
 elif KIND == "attend":
     # Large tiles take the compiler long where it has no matrix instructions to use.
@@ -74,7 +79,7 @@ elif KIND == "attend":
             {
                 **shape, **variant, "BLOCK_D": 128, "BLOCK_M": block_m, "BLOCK_N": 16 if ARCHITECTURE < 80 else 64,
                 "PRECISION": "ieee", "TWO_LOOPS": two_loops, "MERGE_ROWS": rows, "MERGE_SPLITS": splits,
-                "OVERLAP": ARCHITECTURE >= 90,
+                "MERGE_LATER": False, "OVERLAP": ARCHITECTURE >= 90,
             },
             num_warps=4, num_stages=2,
         )
@@ -83,7 +88,10 @@ else:
     compile(attend_long, {**pool, "BLOCK_N": 128, "STAGES": 2, "PING_PONG": False}, GluonASTSource, num_warps=4)
     compile(
         attend_short,
-        {**pool, "BLOCK_N": 64, "STAGES": 3, "MERGE_ROWS": 4, "MERGE_SPLITS": 32, "OVERLAP": True},
+        {
+            **pool, "BLOCK_N": 64, "STAGES": 3, "MERGE_ROWS": 4, "MERGE_SPLITS": 32, "MERGE_LATER": False,
+            "OVERLAP": True,
+        },
         GluonASTSource, num_warps=4, maxnreg=128,
     )
 print("compiled")
