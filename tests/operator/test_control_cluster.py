@@ -185,5 +185,10 @@ def test_explain_tells_conditions_and_objects_and_writes_nothing(fleet, space, c
     assert "Ready" in told
     assert f"Deployment {deployment(fleet, space)['metadata']['name']}: as it should be" in told
     assert written.writes() == []
+    assert main(["explain", "nodes", "--catalogue", catalogue]) == 0
+    told = capsys.readouterr().out
+    assert "cpu-0: CPU" in told
+    assert "octavo/octavo-server:0.1.0-cpu" in told
+    assert written.writes() == []
     assert main(["explain", "nobody", "-n", space, "--catalogue", catalogue]) == 2
     assert f"{space}/{chat}" in capsys.readouterr().err

@@ -224,6 +224,12 @@ def test_a_transition_time_moves_only_with_the_status():
     assert second[0]["observedGeneration"] == 2
 
 
+def test_slower_kernels_are_a_warning_from_the_first_look_on():
+    slow = conditions([Verdict("ImageResolved", True, "KernelFallback", "old driver")], (), 1, NOW)
+    assert transitions((), slow) == [("Warning", "KernelFallback", "ImageResolved: old driver")]
+    assert transitions(slow, slow) == []
+
+
 def test_events_tell_changes_and_no_first_look():
     first = conditions(
         [Verdict("Ready", False, "Starting", ""), Verdict("ModelReady", None, "CheckPending", "")], (), 1, NOW

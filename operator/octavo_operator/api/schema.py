@@ -124,6 +124,7 @@ def inference_service_crd() -> Schema:
         _column("Ready replicas", "integer", ".status.readyReplicas", "Replicas that serve."),
         _column("Nodes", "string", ".status.nodeTypes[*].product", "Products in use."),
         _column("Address", "string", ".status.address", "Address inside the cluster.", 1),
+        _column("Fallback", "string", ".status.nodeTypes[*].kernelFallback", "Why slower kernels may run.", 1),
         _column("Message", "string", _ready("message"), "What is missing, and the way out.", 1),
         _column("Age", "date", ".metadata.creationTimestamp", "Time since it was created."),
     ]

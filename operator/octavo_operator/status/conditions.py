@@ -21,6 +21,8 @@ ORDER = (
     "ScalingActive",
 )
 _MAX_MESSAGE = 2048
+_DEGRADED = ("KernelFallback",)
+"""Reasons of conditions that are true and still worth a warning: nothing degrades in silence."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def transitions(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]
     for condition in after:
         old = known.get(condition["type"])
         changed = old is None or (old.get("status"), old.get("reason")) != (condition["status"], condition["reason"])
-        good = condition["status"] == "True"
+        good = condition["status"] == "True" and condition["reason"] not in _DEGRADED
         # A first look at a service that just starts is no news; neither is tuning.
         if not changed or condition["type"] in ("Tuned", "ScalingActive") or condition["status"] == "Unknown":
             continue
