@@ -14,7 +14,7 @@ MAX_LENGTH_TOKENS = 16_777_216
 _PATH = "[A-Za-z0-9._+=@~:,/-]+"
 URI_SCHEME = "^(hf|s3|pvc|file)://"
 HF_URI = "^hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
-S3_URI = f"^s3://[a-z0-9][a-z0-9.-]*[a-z0-9]/{_PATH}$"
+S3_URI = f"^s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]/{_PATH}$"
 PVC_URI = f"^pvc://[a-z0-9]([-.a-z0-9]{{0,251}}[a-z0-9])?/{_PATH}$"
 FILE_URI = f"^file:///{_PATH}$"
 PARENT_STEP = "/[.][.](/|$)"
@@ -30,7 +30,8 @@ _URI_RULES = rules(
     ),
     rule(
         f"!self.startsWith('s3://') || self.matches('{S3_URI}')",
-        "model.uri with s3:// must be s3://<bucket>/<key> with letters, digits and ._+=@~:,/- alone",
+        "model.uri with s3:// must be s3://<bucket>/<key>: a bucket's name (3 to 63 characters), and letters, "
+        "digits and ._+=@~:,/- alone",
     ),
     rule(
         f"!self.startsWith('pvc://') || self.matches('{PVC_URI}')",
