@@ -47,6 +47,8 @@ class _List:
 class _Step:
     lists: tuple[_List, ...]
     page_table: torch.Tensor
+    beside: bool
+    """Whether short tiles run beside the long ones, which are launched before them."""
 
 
 class TritonBackend:
@@ -85,6 +87,8 @@ class TritonBackend:
         self._gpu = Device.of(device)
         self._hopper = serves_hopper(shape, self._gpu) if hopper is None else hopper
         self._overlap = self._gpu.major >= 9
+        # Short and long tiles of one step side by side, each on its share of the multiprocessors.
+        self._beside = self._hopper and share is None
         self._short = decode_launch or choose_launch(shape, decode=True, hopper=self._hopper)
         self._long = prefill_launch or choose_launch(shape, decode=False, hopper=self._hopper)
         self._programs = share or self._short.programs * self._gpu.processors
@@ -109,8 +113,9 @@ class TritonBackend:
             groups = None
         lists = [self._plan_short(index, batch.size, tokens, groups, mixed=mixed)]
         if mixed:
-            lists.append(self._plan_long(index, batch.size, tokens))
-        self._step = _Step(tuple(lists), batch.page_table.to(device))
+            # Long tiles first: short ones begin on the multiprocessors that these leave.
+            lists.insert(0, self._plan_long(index, batch.size, tokens))
+        self._step = _Step(tuple(lists), batch.page_table.to(device), mixed and self._beside)
 
     @property
     def _longest_short(self) -> int:
@@ -160,6 +165,9 @@ class TritonBackend:
             **constants,
             HAS_WINDOW=self._variant.window is not None,
             GROUPED=groups is not None,
+            BESIDE=launch.programs if mixed and self._beside else 0,
+            LONG_TOKENS=self._long.block_m // shape.group_size,
+            LONG_BLOCK=self._long.block_n,
             ITEM_COLUMNS=ITEM_COLUMNS,
         )
         if kept.merges is not None:
@@ -198,6 +206,7 @@ class TritonBackend:
             limits.items,
             limits.shortest,
             self._variant.window or 0,
+            self._gpu.processors,
             KV_HEADS=shape.kv_heads,
             TILE_TOKENS=tile_tokens,
             BLOCK_N=launch.block_n,
@@ -208,6 +217,9 @@ class TritonBackend:
             ROWS=rows,
             SORTED=batch > 1,
             CHUNK=max(2, 4096 // block_b),
+            BESIDE=int(self._beside),
+            SHORT_TOKENS=self._short.block_m // shape.group_size,
+            SHORT_BLOCK=self._short.block_n,
         )
         return kept
 
@@ -239,7 +251,7 @@ class TritonBackend:
             partials=results,
             partial_sums=sums,
             arrivals=arrivals,
-            tickets=torch.zeros(2, dtype=torch.int32, device=device),
+            tickets=torch.zeros(3, dtype=torch.int32, device=device),
             merges=torch.zeros(merges, MERGE_COLUMNS, dtype=torch.int32, device=device) if merges else None,
         )
         self._lists[kind, items, merges] = kept
@@ -251,8 +263,10 @@ class TritonBackend:
         if step is None or q.shape[0] == 0:
             return
         for work in step.lists:
-            attend_list = self._attend_hopper if self._hopper else self._attend
-            attend_list(work, step.page_table, q, kv, out, lse)
+            if self._hopper:
+                self._attend_hopper(work, step, q, kv, out, lse)
+            else:
+                self._attend(work, step.page_table, q, kv, out, lse)
             if work.merges is not None:
                 self._merge(work, work.merges, out, lse)
 
@@ -342,7 +356,7 @@ class TritonBackend:
     def _attend_hopper(
         self,
         work: _List,
-        page_table: torch.Tensor,
+        step: _Step,
         q: torch.Tensor,
         kv: torch.Tensor,
         out: torch.Tensor,
@@ -362,7 +376,7 @@ class TritonBackend:
             out,
             out if lse is None else lse,
             work.items,
-            page_table,
+            step.page_table,
             work.partials,
             work.partial_sums,
             work.arrivals,
@@ -373,7 +387,7 @@ class TritonBackend:
             out.stride(0),
             out.stride(1),
             0 if lse is None else lse.stride(0),
-            page_table.stride(0),
+            step.page_table.stride(0),
             shape.kv_heads,
             scale if variant.soft_cap is not None else scale * math.log2(math.e),
             variant.soft_cap or 0.0,
@@ -393,7 +407,13 @@ class TritonBackend:
         }
         if work.launch is self._long:
             attend_long[(self._gpu.processors,)](
-                *tensors, work.tickets, *numbers, **constants, PING_PONG=launch.ping_pong, num_warps=4
+                *tensors,
+                work.tickets,
+                *numbers,
+                **constants,
+                PING_PONG=launch.ping_pong,
+                BESIDE=step.beside,
+                num_warps=4,
             )
             return
         # Several programs share a multiprocessor's registers; what the loading warp leaves goes to the computing ones.
@@ -406,6 +426,7 @@ class TritonBackend:
             MERGE_SPLITS=work.merge_splits,
             MERGE_LATER=work.merges is not None,
             OVERLAP=self._overlap,
+            BESIDE=step.beside,
             num_warps=4,
             launch_pdl=self._overlap,
             **limit,

@@ -34,19 +34,13 @@ def describe_pool(kv: torch.Tensor, box: int) -> TensorDescriptor:
 
 
 @gluon.jit
-def item_field(item_ptr, column: gl.constexpr):
-    """A column of an item; keys and values that stream by shall not drive the list out of the cache."""
-    return gl.load(item_ptr + column, eviction_policy="evict_last")
-
-
-@gluon.jit
 def load_queries(
     q_ptr, item_ptr, exists, row, lane, stride_q_token, stride_q_head, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Rows of an item's queries; zeros where it has none."""
-    first_row = item_field(item_ptr, 1).to(gl.int64)
-    tokens = item_field(item_ptr, 2)
-    kv_head = item_field(item_ptr, 6)
+    first_row = gl.load(item_ptr + 1).to(gl.int64)
+    tokens = gl.load(item_ptr + 2)
+    kv_head = gl.load(item_ptr + 6)
     token = row // GROUP
     q_row = (first_row + token) * stride_q_token + (kv_head * GROUP + row % GROUP) * stride_q_head
     used = (token < tokens) & exists
@@ -59,12 +53,12 @@ def load_blocks(
     PAGE_SIZE: gl.constexpr, HEAD_SIZE: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fills the rings with an item's keys and values, one block of BLOCK_N after the other; returns the next step."""
-    table = table_ptr + item_field(item_ptr, 0).to(gl.int64) * stride_table
-    kv_begin = item_field(item_ptr, 4)
-    kv_end = item_field(item_ptr, 5)
-    kv_head = item_field(item_ptr, 6)
+    table = table_ptr + gl.load(item_ptr + 0).to(gl.int64) * stride_table
+    kv_begin = gl.load(item_ptr + 4)
+    kv_end = gl.load(item_ptr + 5)
+    kv_head = gl.load(item_ptr + 6)
     # Past the sequence's last page, that page again: what lies beyond the sequence is masked.
-    last_page = (item_field(item_ptr, 12) - 1) // PAGE_SIZE
+    last_page = (gl.load(item_ptr + 12) - 1) // PAGE_SIZE
     first = kv_begin // BOX * BOX
     for position in range(first, kv_end, BLOCK_N):
         stage = step % STAGES
@@ -72,7 +66,7 @@ def load_blocks(
         rows = ()
         for box in gl.static_range(BLOCK_N // BOX):
             at = position + box * BOX
-            page = gl.load(table + gl.minimum(at // PAGE_SIZE, last_page), eviction_policy="evict_last")
+            page = gl.load(table + gl.minimum(at // PAGE_SIZE, last_page))
             rows = rows + ((page * 2 * kv_heads + kv_head) * PAGE_SIZE + at % PAGE_SIZE,)  # noqa: RUF005
         mbarrier.wait(k_empty.index(stage), empty_phase)
         mbarrier.expect(k_full.index(stage), BLOCK_N * HEAD_SIZE * 2)

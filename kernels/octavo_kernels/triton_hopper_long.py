@@ -10,7 +10,13 @@ import triton.experimental.gluon.language as gl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from octavo_kernels.triton_hopper_blocks import attend_blocks, item_field, load_blocks, load_queries, sync_warps
+from octavo_kernels.triton_hopper_blocks import (
+    attend_blocks,
+    let_next_launch_start,
+    load_blocks,
+    load_queries,
+    sync_warps,
+)
 
 
 @gluon.jit
@@ -23,7 +29,9 @@ def _produce(
     """The loading warp: takes items, tells them to the warpgroups and keeps the rings of keys and values full."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     count = gl.load(tickets_ptr)
-    item = gl.program_id(0)
+    # Programs past this many leave their multiprocessors to short tiles.
+    programs = gl.load(tickets_ptr + 2)
+    item = gl.where(gl.program_id(0) < programs, gl.program_id(0), count)
     turn = 0
     step = 0
     while item < count:
@@ -39,7 +47,7 @@ def _produce(
         if ticket == count - 1:
             # The launch takes as many tickets as there are items: the last one sets the counter back for the next.
             gl.store(tickets_ptr + 1, 0)
-        item = gl.num_programs(0) + ticket
+        item = programs + ticket
     mbarrier.wait(item_empty.index(turn % 2), ((turn // 2) & 1) ^ 1)
     item_smem.index(turn % 2).store(gl.full([1], -1, gl.int32, one))
     mbarrier.arrive(item_full.index(turn % 2), count=1)
@@ -137,14 +145,14 @@ def _consume(
     queries = load_queries(q_ptr, item_ptr, item >= 0, wide_row, lane, stride_q_token, stride_q_head, GROUP)
     while item >= 0:
         item_ptr = items_ptr + item * ITEM_COLUMNS
-        first_row = item_field(item_ptr, 1).to(gl.int64)
-        tokens = item_field(item_ptr, 2)
-        first_position = item_field(item_ptr, 3)
-        kv_begin = item_field(item_ptr, 4)
-        kv_end = item_field(item_ptr, 5)
-        kv_head = item_field(item_ptr, 6)
-        partial = item_field(item_ptr, 7).to(gl.int64)
-        length = item_field(item_ptr, 12)
+        first_row = gl.load(item_ptr + 1).to(gl.int64)
+        tokens = gl.load(item_ptr + 2)
+        first_position = gl.load(item_ptr + 3)
+        kv_begin = gl.load(item_ptr + 4)
+        kv_end = gl.load(item_ptr + 5)
+        kv_head = gl.load(item_ptr + 6)
+        partial = gl.load(item_ptr + 7).to(gl.int64)
+        length = gl.load(item_ptr + 12)
         q_smem.store(queries)
         fence_async_shared()
         sync_warps()
@@ -194,7 +202,7 @@ def attend_long(
     scale_log2, soft_cap, window,
     GROUP: gl.constexpr, PAGE_SIZE: gl.constexpr, HEAD_SIZE: gl.constexpr, ITEM_COLUMNS: gl.constexpr,
     BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, HAS_WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr,
-    HAS_LSE: gl.constexpr, PING_PONG: gl.constexpr,
+    HAS_LSE: gl.constexpr, PING_PONG: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -225,6 +233,9 @@ def attend_long(
 
     first: gl.constexpr = 0
     second: gl.constexpr = 1
+    if BESIDE:
+        # Short tiles' launch may begin on the multiprocessors that this one's surplus programs leave at once.
+        let_next_launch_start()
     gl.warp_specialize(
         [
             (

@@ -12,10 +12,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from octavo_kernels.triton_hopper_blocks import (
     attend_blocks,
-    item_field,
     let_next_launch_start,
     load_blocks,
-    load_queries,
     sync_warps,
     wait_for_launch_before,
 )
@@ -31,8 +29,8 @@ def _load(
     step = 0
     while item >= 0:
         item_ptr = items_ptr + item * ITEM_COLUMNS
-        tokens = item_field(item_ptr, 2)
-        item = item_field(item_ptr, 11)
+        tokens = gl.load(item_ptr + 2)
+        item = gl.load(item_ptr + 11)
         if tokens > 0:
             step = load_blocks(
                 desc, item_ptr, table_ptr, stride_table, kv_heads,
@@ -128,21 +126,22 @@ def _compute(
     order = 0
     fixes = 0
     item = gl.program_id(0)
-    item_ptr = items_ptr + item * ITEM_COLUMNS
-    queries = load_queries(q_ptr, item_ptr, True, wide_row, wide_lane, stride_q_token, stride_q_head, GROUP)
     while item >= 0:
         item_ptr = items_ptr + item * ITEM_COLUMNS
-        first_row = item_field(item_ptr, 1).to(gl.int64)
-        tokens = item_field(item_ptr, 2)
-        first_position = item_field(item_ptr, 3)
-        kv_begin = item_field(item_ptr, 4)
-        kv_end = item_field(item_ptr, 5)
-        kv_head = item_field(item_ptr, 6)
-        partial = item_field(item_ptr, 7).to(gl.int64)
-        length = item_field(item_ptr, 12)
-        item = item_field(item_ptr, 11)
+        first_row = gl.load(item_ptr + 1).to(gl.int64)
+        tokens = gl.load(item_ptr + 2)
+        first_position = gl.load(item_ptr + 3)
+        kv_begin = gl.load(item_ptr + 4)
+        kv_end = gl.load(item_ptr + 5)
+        kv_head = gl.load(item_ptr + 6)
+        partial = gl.load(item_ptr + 7).to(gl.int64)
+        length = gl.load(item_ptr + 12)
+        item = gl.load(item_ptr + 11)
         if tokens > 0:
-            q_smem.store(queries)
+            q_row = (first_row + wide_row // GROUP) * stride_q_token
+            q_row += (kv_head * GROUP + wide_row % GROUP) * stride_q_head
+            q_used = (wide_row // GROUP < tokens)[:, None]
+            q_smem.store(gl.load(q_ptr + q_row[:, None] + wide_lane[None, :], mask=q_used, other=0.0))
             fence_async_shared()
             sync_warps()
             acc, row_max, row_sum, step, order, fixes = attend_blocks(
@@ -151,11 +150,6 @@ def _compute(
                 scale_log2, soft_cap, window,
                 0, 1, HEAD_SIZE, BLOCK_N, BOX, STAGES, HAS_WINDOW, SOFT_CAP, False,
             )  # fmt: skip
-            # The next item's queries are on their way while this one's results are written.
-            next_ptr = items_ptr + gl.maximum(item, 0) * ITEM_COLUMNS
-            queries = load_queries(
-                q_ptr, next_ptr, item >= 0, wide_row, wide_lane, stride_q_token, stride_q_head, GROUP
-            )
             row_max = gl.convert_layout(row_max, rows_of_acc)
             row_sum = gl.convert_layout(row_sum, rows_of_acc)
             used = token < tokens
@@ -192,7 +186,7 @@ def attend_short(
     GROUP: gl.constexpr, PAGE_SIZE: gl.constexpr, HEAD_SIZE: gl.constexpr, ITEM_COLUMNS: gl.constexpr,
     BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, HAS_WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr,
     HAS_LSE: gl.constexpr, MERGE_ROWS: gl.constexpr, MERGE_SPLITS: gl.constexpr, MERGE_LATER: gl.constexpr,
-    OVERLAP: gl.constexpr,
+    OVERLAP: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -210,7 +204,7 @@ def attend_short(
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(v_empty.index(stage), count=1)
     fence_async_shared()
-    if OVERLAP:
+    if OVERLAP and not BESIDE:
         # Everything before this line may run while the launch before still does; nothing of its results is read there.
         wait_for_launch_before()
         let_next_launch_start()
@@ -238,3 +232,7 @@ def attend_short(
         [1],
         [24],
     )  # fmt: skip
+    if BESIDE:
+        # The launch before is that of long tiles, which began when all before it had ended, and wrote nothing that is
+        # read here. What comes after this launch may count on both.
+        wait_for_launch_before()

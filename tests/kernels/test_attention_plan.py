@@ -35,7 +35,7 @@ def planned(sequences, *, share, heads=(2, 2), window=None, block=16, rows=16, l
     batch = check_batch(*(tensor.to(DEVICE) for tensor in (starts, lengths, table, slots)), max_sequences=64)
     backend.plan(batch, int(starts[-1]) if tokens is None else tokens)
     lists = []
-    for work in backend._step.lists:
+    for work in reversed(backend._step.lists):
         rows = work.items.tolist()
         programs = []
         for program in range(work.programs):
@@ -140,3 +140,27 @@ def test_shares_of_work_are_counted_beyond_32_bits():
     keys = [sum(item[columns.END] - item[columns.BEGIN] for item in program) for program in programs]
     assert sum(keys) == 40 * 8 * 2**24
     assert max(keys) - min(keys) <= 16
+
+
+@pytest.mark.parametrize(
+    ("sequences", "most", "least"),
+    [([(1, 400)] * 6 + [(40, 300)], 3, 1), ([(1, 400)] * 6 + [(0, 9), (2, 90)], 4, 4), ([(60, 200), (40, 40)], 0, 0)],
+    ids=["both", "short", "long"],
+)
+def test_kinds_that_run_side_by_side_share_the_multiprocessors_by_their_work(sequences, most, least):
+    launch = Launch(16, 16, 4, 1, 1)
+    shape = AttentionShape(2, 2, 16, 16, torch.float32)
+    backend = TritonBackend(
+        shape, AttentionVariant(), DEVICE, max_tokens=512, decode_launch=launch, prefill_launch=launch
+    )
+    backend._beside = True
+    starts = torch.tensor([0, *(new for new, _ in sequences)]).cumsum(0).int().to(DEVICE)
+    lengths = torch.tensor([length for _, length in sequences], dtype=torch.int32).to(DEVICE)
+    backend.plan(check_batch(starts, lengths, torch.zeros(1, 1).int().to(DEVICE), max_sequences=64, slots=None), 512)
+    long, short = backend._step.lists
+    processors = backend._gpu.processors
+    for_long = int(long.tickets[2])
+    working = int((short.items[: short.programs, columns.TOKENS] > 0).sum())
+    assert working <= processors - for_long
+    if processors == 4:
+        assert least <= processors - for_long <= most

@@ -64,12 +64,14 @@ variant = {"HAS_WINDOW": True, "SOFT_CAP": True, "HAS_LSE": True}
 work = {"KV_HEADS": 8, "HAS_WINDOW": True, "ITEM_COLUMNS": 16, "LEAST_BLOCKS": 1, "BLOCK_B": 64, "ROWS": 32}
 if KIND == "plan":
     groups = {"TILE_TOKENS": 4, "BLOCK_N": 64, "PAGE_SIZE": 16}
-    compile(plan_short, {**work, **groups, "GROUPED": False})
+    beside = {"BESIDE": 2, "LONG_TOKENS": 32, "LONG_BLOCK": 128}
+    compile(plan_short, {**work, **groups, **beside, "GROUPED": False})
     del work["HAS_WINDOW"], work["ITEM_COLUMNS"]
     compile(plan_merge, {**work, **groups, "MERGE_COLUMNS": 8})
     work |= {"HAS_WINDOW": False, "ITEM_COLUMNS": 16}
-    compile(plan_short, {**work, **groups, "GROUPED": True})
-    compile(plan_long, {**work, "TILE_TOKENS": 32, "BLOCK_N": 128, "SORTED": True, "CHUNK": 64})
+    compile(plan_short, {**work, **groups, **beside, "BESIDE": 0, "GROUPED": True})
+    beside = {"BESIDE": 1, "SHORT_TOKENS": 16, "SHORT_BLOCK": 64}
+    compile(plan_long, {**work, **beside, "TILE_TOKENS": 32, "BLOCK_N": 128, "SORTED": True, "CHUNK": 64})
 elif KIND == "attend":
     # Large tiles take the compiler long where it has no matrix instructions to use.
     tiles = [(16, False, 4, 4)] + ([(64, True, 16, 1)] if ARCHITECTURE in (80, 90) else [])
@@ -85,12 +87,13 @@ elif KIND == "attend":
         )
 else:
     pool = {**shape, **variant, "BOX": 16}
-    compile(attend_long, {**pool, "BLOCK_N": 128, "STAGES": 2, "PING_PONG": False}, GluonASTSource, num_warps=4)
+    long = {"BLOCK_N": 128, "STAGES": 2, "PING_PONG": False, "BESIDE": True}
+    compile(attend_long, {**pool, **long}, GluonASTSource, num_warps=4)
     compile(
         attend_short,
         {
             **pool, "BLOCK_N": 64, "STAGES": 3, "MERGE_ROWS": 4, "MERGE_SPLITS": 32, "MERGE_LATER": False,
-            "OVERLAP": True,
+            "OVERLAP": True, "BESIDE": True,
         },
         GluonASTSource, num_warps=4, maxnreg=128,
     )
