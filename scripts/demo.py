@@ -7,6 +7,7 @@ timed and told. Running it again on a running demo goes through the same stages 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -90,7 +91,7 @@ def epilogue(cluster: DemoCluster, address: str) -> str:
     body = '{"model":"%s","messages":[{"role":"user","content":"Hello"}],"stream":true}' % SERVICE  # noqa: UP031
     return f"""
 Go on:
-  export KUBECONFIG={cluster.kubeconfig} PATH={cluster.folder / "bin"}:$PATH
+  export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))} PATH={shlex.quote(str(cluster.folder / "bin"))}:"$PATH"
   kubectl get ois,pods -n {NAMESPACE}                 what runs
   kubectl describe ois {SERVICE} -n {NAMESPACE}        conditions and events
   curl -N {address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'

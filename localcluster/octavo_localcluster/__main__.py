@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import textwrap
 import time
@@ -22,7 +23,7 @@ without containers and without root. All of it lies in one folder and is gone af
 _EXAMPLES = """\
 examples:
   octavo-localcluster up --nodes localcluster/nodes/cpu.yaml
-  export KUBECONFIG=$(octavo-localcluster kubeconfig) PATH=$PWD/.state/cluster/bin:$PATH
+  export KUBECONFIG="$(octavo-localcluster kubeconfig)" PATH="$PWD/.state/cluster/bin:$PATH"
   kubectl get nodes
   octavo-localcluster logs kube-apiserver -n 50
   octavo-localcluster down
@@ -112,7 +113,8 @@ def _up(options: argparse.Namespace) -> int:
     )
     cluster = Cluster.start(wanted, report=_report)
     _report(f"ready after {time.monotonic() - start:.1f} s: {cluster.state.server}")
-    print(f"export KUBECONFIG={cluster.kubeconfig} PATH={cluster.folder / 'bin'}:$PATH")
+    programs = shlex.quote(str(cluster.folder / "bin"))
+    print(f'export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))} PATH={programs}:"$PATH"')
     return 0
 
 
