@@ -163,8 +163,11 @@ class OperatorProcess:
         name: str = "one",
         account: str = ACCOUNT,
         program: Sequence[str] = (sys.executable, "-m", "octavo_operator"),
+        server: str = "",
     ) -> None:
+        """`server`: address of something between operator and API server; its authority goes into `folder`/ca.crt."""
         self._cluster, self.folder, self._program = cluster, folder / name, program
+        self._server = server or cluster.state.server
         self.folder.mkdir(parents=True, exist_ok=True)
         token = run_program(cluster, "kubectl", "create", "token", account, "-n", NAMESPACE, "--duration=1h")
         (self.folder / "token").write_text(token)
@@ -180,7 +183,7 @@ class OperatorProcess:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        address = urlsplit(self._cluster.state.server)
+        address = urlsplit(self._server)
         environment = {
             **{key: value for key, value in os.environ.items() if key != "KUBECONFIG"},
             "KUBERNETES_SERVICE_HOST": str(address.hostname),

@@ -45,14 +45,16 @@ class Fleet:
         found = service.get("status", {}).get("conditions", ())
         return next((c for c in found if c["type"] == kind and c["observedGeneration"] == generation), {})
 
-    def wait_condition(self, namespace: str, name: str, kind: str, status: str, reason: str | None = None) -> Object:
+    def wait_condition(
+        self, namespace: str, name: str, kind: str, status: str, reason: str | None = None, seconds: float = 60
+    ) -> Object:
         from benchmarks.operator_process import wait_until
 
         def reached() -> Object | None:
             found = self.condition(namespace, name, kind)
             return found if found.get("status") == status and reason in (None, found["reason"]) else None
 
-        return wait_until(reached, f"{namespace}/{name} has {kind}={status} {reason or ''}")
+        return wait_until(reached, f"{namespace}/{name} has {kind}={status} {reason or ''}", seconds)
 
 
 @pytest.fixture(scope="session")

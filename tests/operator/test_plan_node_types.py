@@ -10,7 +10,8 @@ from octavo_operator.plan import CatalogueImage, PlanSettings
 from octavo_operator.plan.accelerators import read_accelerators
 from octavo_operator.plan.affinity import affinity, vendor_tolerations
 from octavo_operator.plan.inventory import alone, classes, view
-from octavo_operator.plan.node_types import KnownType, TypeKey, resolve, resolve_blindly
+from octavo_operator.plan.node_types import KnownType, TypeKey
+from octavo_operator.plan.resolution import resolve, resolve_blindly
 from octavo_operator.plan.server_contract import PRODUCT_OVERRIDE_LABEL
 
 from tests.operator.test_plan_rollout import CPU, CU128, CU130, SETTINGS, labels, settled, spec, uids
@@ -285,6 +286,17 @@ async def test_a_type_whose_labels_vanish_is_held_said_and_comes_back():
     world.change_node("n1", labels=kept)
     await run(operator, 5)
     assert condition(world, "chat", "NodeTypesResolved")["status"] == "True"
+
+
+async def test_replicas_outlive_the_loss_of_their_stored_template_and_of_their_nodes_labels():
+    world, operator = await settled({"n1": 2}, spec(2))
+    from octavo_operator.cluster.resources import BY_KIND
+
+    world.change_node("n1", labels={})
+    for item in world.of_kind("ControllerRevision"):
+        world.remove(BY_KIND["ControllerRevision"], "team", item["metadata"]["name"])
+    assert await unmoved(world, operator)
+    assert condition(world, "chat", "Available")["status"] == "True"
 
 
 async def test_pods_of_a_node_that_is_gone_go_to_another_type_with_room():

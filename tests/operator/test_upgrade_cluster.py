@@ -43,7 +43,7 @@ def test_a_later_version_and_the_way_back_restart_no_pod_and_a_rollout_takes_up_
         present.wait_for("working")
         fleet.apply(*(service(name, space, scaling=scaling) for name in KINDS))
         for name in KINDS:
-            fleet.wait_condition(space, name, "Ready", "True")
+            fleet.wait_condition(space, name, "Ready", "True", seconds=120)
         before, counts = pods(fleet, space), generations(fleet, space)
         assert len(before) == 4
     later = OperatorProcess(fleet.cluster, account_folder, *QUICK, name="later", program=NEXT)
@@ -56,7 +56,7 @@ def test_a_later_version_and_the_way_back_restart_no_pod_and_a_rollout_takes_up_
         assert (pods(fleet, space), generations(fleet, space)) == (before, counts)
         fleet.apply(*(service(name, space, scaling=scaling, rollout={"drainSeconds": 1}) for name in KINDS))
         for name in KINDS:
-            fleet.wait_condition(space, name, "Ready", "True")
+            fleet.wait_condition(space, name, "Ready", "True", seconds=120)
         renewed = pods(fleet, space)
         assert not renewed & before
         for pod in fleet.items("pods", space, "serving.octavo.dev/role=server"):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from octavo_operator.settings import Settings
 
-from .client import Client
+from .client import ApiError, Client
 from .permissions import NODE_RIGHTS, OWN_NAMESPACE, WATCHED, Permission
+
+TRIES = 4
 
 
 def wanted_rights(settings: Settings) -> list[tuple[str | None, Permission]]:
@@ -19,6 +22,17 @@ def wanted_rights(settings: Settings) -> list[tuple[str | None, Permission]]:
     if settings.nodes_access:
         rights += [(None, right) for right in NODE_RIGHTS]
     return rights
+
+
+async def _answer(client: Client, body: dict[str, Any]) -> dict[str, Any]:
+    """Ask once more, and again, for what got no answer: of so many questions one is easily lost on a bad connection."""
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            return await client.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
+        except ApiError as error:
+            if error.code == 401 or not left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 async def missing_rights(client: Client, settings: Settings) -> list[str]:
@@ -38,7 +52,7 @@ async def missing_rights(client: Client, settings: Settings) -> list[str]:
             "spec": {"resourceAttributes": attributes},
         }
         async with limit:
-            answer = await client.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
+            answer = await _answer(client, body)
         if answer.get("status", {}).get("allowed"):
             return None
         where = f"in namespace {namespace}" if namespace else "in all namespaces"

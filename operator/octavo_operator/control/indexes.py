@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -67,6 +68,7 @@ class Indexes:
         self._items: dict[str, dict[Key, Object]] = defaultdict(dict)
         self._interest, self._usage = Interest(), Usage()
         self._views: dict[str, NodeView] = {}
+        self._node_names: list[str] = []
         self._sorted_views: tuple[NodeView, ...] | None = None
         self._classes: list[NodeClass] = []
         self._by_service: dict[Key, dict[tuple[str, str], Object]] = defaultdict(dict)
@@ -103,17 +105,23 @@ class Indexes:
 
     def _read_node(self, name: str, item: Object | None) -> list[NodeView]:
         """Take over a Node (None: it is gone); returns its states before and after."""
-        states = [view for view in [self._views.pop(name, None)] if view is not None]
+        before = self._views.get(name)
+        states = [] if before is None else [before]
         if item is not None:
             self._views[name] = read_node(item)
             states.append(self._views[name])
+            if before is None:
+                insort(self._node_names, name)
+        elif before is not None:
+            del self._views[name]
+            self._node_names.remove(name)
         self._sorted_views = None
         return states
 
     def views(self) -> tuple[NodeView, ...]:
         """Nodes, read, in the order of their names."""
         if self._sorted_views is None:
-            self._sorted_views = tuple(self._views[name] for name in sorted(self._views))
+            self._sorted_views = tuple(map(self._views.__getitem__, self._node_names))
             self._classes = classes(self._sorted_views)
         return self._sorted_views
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -25,8 +26,9 @@ from .deployments import (
 )
 from .facts import Facts, Manifest
 from .inventory import room
-from .node_types import NodeType, Resolution
+from .node_types import NodeType
 from .pod_template import Replica
+from .resolution import Resolution
 from .rollout import Scene, gives_way_at, hand_over, is_server, label_of, surges, waits_since
 from .spread import spread
 from .stranded import movable, stranded
@@ -65,13 +67,12 @@ class _Draft:
             self.shown.append(shown)
 
     def keep(self, live: Manifest, count: int, current: bool) -> None:
-        """A live Deployment as it runs; nothing when its stored template was lost."""
+        """A live Deployment as it runs; from its own template when the stored one was lost."""
         label, name = type_label(live), template_label(live)
         service = self.facts.service["metadata"]["name"]
         stored = stored_templates(self.facts).get(revision_name(service, label, name))
-        if stored is None:
-            return
-        inputs = stored["data"]["inputs"]
+        inputs = stored["data"]["inputs"] if stored else _inputs_shown(live)
+        pod = stored["data"]["template"] if stored else live["spec"]["template"]
         product = (inputs.get("nodeType") or {}).get("product", "") if isinstance(inputs.get("nodeType"), dict) else ""
         shown = TypeInUse(
             label,
@@ -85,7 +86,13 @@ class _Draft:
             int(inputs.get("blockSize", 0)),
             "held",
         )
-        self.add(Template(label, name, inputs, stored["data"]["template"], True), count, 0, shown)
+        self.add(Template(label, name, inputs, pod, stored is not None), count, 0, shown)
+
+
+def _inputs_shown(live: Manifest) -> Manifest:
+    """What a live Deployment itself tells of the inputs of its template."""
+    containers: Sequence[Manifest] = live["spec"]["template"].get("spec", {}).get("containers") or ({},)
+    return {"image": containers[0].get("image", "")}
 
 
 def _shown(node_type: NodeType, template: Template, count: int, reason: str) -> TypeInUse:

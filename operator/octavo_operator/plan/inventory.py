@@ -28,11 +28,17 @@ class NodeView:
     is_open: bool
     """Whether the scheduler would put a pod there now."""
     allocatable: Amounts
+    mark: str
+    """Equal for nodes of one class."""
 
 
 def view(node: Manifest) -> NodeView:
     """Read a Node of the API server; odd values become notes, never errors."""
     found, notes = read_accelerators(node)
+    taints = node.get("spec", {}).get("taints") or ()
+    told = [(taint["key"], taint.get("value"), taint.get("effect")) for taint in taints]
+    # A node with something to say is told by its own name, and so is a class of its own.
+    mark = repr((found, has_accelerator(node), told, node["metadata"]["name"] if notes else ""))
     allocatable = {name: micro(amount) for name, amount in (node.get("status", {}).get("allocatable") or {}).items()}
     return NodeView(
         str(node["metadata"]["name"]),
@@ -42,6 +48,7 @@ def view(node: Manifest) -> NodeView:
         not has_accelerator(node),
         open_for_pods(node),
         {name: amount for name, amount in allocatable.items() if amount is not None},
+        mark,
     )
 
 
@@ -61,13 +68,9 @@ def alone(nodes: Iterable[NodeView]) -> list[NodeClass]:
 
 def classes(nodes: Iterable[NodeView]) -> list[NodeClass]:
     """Nodes by class, each in the order of its first node: thousands of nodes are of few classes."""
-    found: dict[object, list[NodeView]] = {}
+    found: dict[str, list[NodeView]] = {}
     for node in nodes:
-        taints = node.node.get("spec", {}).get("taints") or ()
-        told = tuple((taint["key"], taint.get("value"), taint.get("effect")) for taint in taints)
-        # A node with something to say is told by its own name.
-        mark = (node.accelerators, node.is_plain, told, node.name if node.notes else "")
-        found.setdefault(mark, []).append(node)
+        found.setdefault(node.mark, []).append(node)
     return [NodeClass(each[0], tuple(node.name for node in each)) for each in found.values()]
 
 

@@ -20,9 +20,10 @@ from .drift import stamped
 from .facts import CatalogueImage, Event, Facts, Manifest, Plan, PlanSettings
 from .fleet import Fleet, plan_fleet
 from .model_check import check_model
-from .node_types import NodeType, Resolution, resolve, resolve_blindly
+from .node_types import NodeType
 from .pod_template import fetches_for_itself, limits_traffic
 from .policy import refusals
+from .resolution import Resolution, resolve, resolve_blindly
 from .rollout import label_of
 from .support import unsupported_fields
 
