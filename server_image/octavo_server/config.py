@@ -73,6 +73,8 @@ class LimitsConfig:
     max_logit_bias: int = 1024
     max_logprobs: int = 20
     max_messages: int = 4096
+    max_grammar_bytes: int = 64 * 1024
+    """A schema, regular expression or grammar, as JSON."""
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,8 @@ SERVE = (
            maximum=1000, metavar="COUNT"),
     Option("max-messages", "messages of one chat request", _LIMITS, "integer", _LIMIT.max_messages, minimum=1,
            metavar="COUNT"),
+    Option("max-grammar-bytes", "a JSON schema, regular expression or grammar, as JSON", _LIMITS, "integer",
+           _LIMIT.max_grammar_bytes, minimum=64, metavar="BYTES"),
 )  # fmt: skip
 
 FETCH = (

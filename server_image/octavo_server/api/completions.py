@@ -19,6 +19,7 @@ from octavo_server.api.render import Renderer
 from octavo_server.api.sampling import choices_wanted, max_new_tokens, sampling_params
 from octavo_server.api.state import ServerState
 from octavo_server.api.streams import EventStream, unless_gone
+from octavo_server.api.structured import wanted_form
 from octavo_server.api.wire import ChatRequest, CompletionRequest, SamplingFields
 
 ChoiceBody = Callable[[Choice, Delta, bool], dict[str, Any]]
@@ -31,11 +32,12 @@ async def chat(state: ServerState, request: Request, body: ChatRequest) -> Respo
     tokenizer, ready = state.serving()
     logprobs = _chat_logprobs(body)
     sampling = sampling_params(
-        body, ready=ready, eos_ids=tokenizer.eos_ids, limits=state.config.api.limits, logprobs=logprobs
+        body, ready=ready, tokenizer=tokenizer, limits=state.config.api.limits, logprobs=logprobs
     )
     n = choices_wanted(body, 1, state.config.api.limits)
     token_ids = await chat_prompt(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
-    job = PromptJob(token_ids, sampling, max_new_tokens(body, len(token_ids), ready, "messages"))
+    grammar = await _grammar(state, body)
+    job = PromptJob(token_ids, sampling, max_new_tokens(body, len(token_ids), ready, "messages"), grammar)
     generation, renderer = _prepare(state, body, [job], n, chat=True)
 
     def chunk(choice: Choice, delta: Delta, first: bool) -> dict[str, Any]:
@@ -65,14 +67,17 @@ async def complete(state: ServerState, request: Request, body: CompletionRequest
     tokenizer, ready = state.serving()
     limits = state.config.api.limits
     logprobs = -1 if body.logprobs is None else body.logprobs
-    sampling = sampling_params(body, ready=ready, eos_ids=tokenizer.eos_ids, limits=limits, logprobs=logprobs)
+    sampling = sampling_params(body, ready=ready, tokenizer=tokenizer, limits=limits, logprobs=logprobs)
     if body.echo and logprobs >= 0:
         sampling = replace(sampling, prompt_logprobs=max(logprobs, sampling.prompt_logprobs))
     many = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     n = choices_wanted(body, len(body.prompt) if many else 1, limits)
     prompts = await completion_prompts(state, body.prompt)
-    jobs = [PromptJob(prompt.token_ids, sampling, max_new_tokens(body, len(prompt.token_ids), ready, "prompt"))
-            for prompt in prompts]  # fmt: skip
+    grammar = await _grammar(state, body)
+    jobs = [
+        PromptJob(prompt.token_ids, sampling, max_new_tokens(body, len(prompt.token_ids), ready, "prompt"), grammar)
+        for prompt in prompts
+    ]
     generation, renderer = _prepare(state, body, jobs, n, chat=False)
 
     def choice_body(choice: Choice, delta: Delta, first: bool) -> dict[str, Any]:
@@ -91,6 +96,13 @@ async def complete(state: ServerState, request: Request, body: CompletionRequest
         return _with_prompt_logprobs(result, body, choice, renderer)
 
     return await _answer(state, request, body, generation, renderer, choice_body, choice_body)
+
+
+async def _grammar(state: ServerState, body: SamplingFields) -> str:
+    """The grammar of the answer, empty for none. Raises the 400 for a form that can't be enforced."""
+    wanted = wanted_form(body, state.config.api.limits)
+    tokenizer, _ = state.serving()
+    return "" if wanted is None else await state.grammars.grammar(wanted, tokenizer)
 
 
 def _prepare(

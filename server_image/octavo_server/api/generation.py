@@ -28,6 +28,8 @@ class PromptJob:
     token_ids: list[int]
     sampling: SamplingParams
     max_new_tokens: int
+    grammar: str = ""
+    """What the answer must fit; empty = nothing."""
 
 
 class Generation:
@@ -144,6 +146,7 @@ class Generation:
                 block_digests=chain,
                 digest_seed=seed,
                 priority=self._priority,
+                grammar=job.grammar,
             )
             self._ids[index] = self._state.client.submit(submit, choice, self._name)
 

@@ -57,6 +57,37 @@ class StreamOptions(_Body):
     include_usage: bool = False
 
 
+class JsonSchemaFormat(_Body):
+    """OpenAI's wrapper of a JSON schema; the name and the description do not reach the model."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: Annotated[str, Field(max_length=256)] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
+
+
+class ResponseFormat(_Body):
+    """The form of the answer: text, any JSON object, a JSON schema, a regular expression, or a grammar."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: JsonSchemaFormat | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+
+class StructuredOutputs(_Body):
+    """vLLM's spelling of the same; one of its fields may be set."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class SamplingFields(_Body):
     """What chat and text completions have in common."""
 
@@ -81,6 +112,12 @@ class SamplingFields(_Body):
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     request_id: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
 
 

@@ -46,7 +46,7 @@ class TextTokenizer:
         added = self.inner.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self._added = {index: token.content.encode() for index, token in added.items()}
-        self.vocabulary_size = self.inner.get_vocab_size(with_added_tokens=True)
+        self.vocabulary_size = max(self.inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._bytes: dict[int, bytes] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
