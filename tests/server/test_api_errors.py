@@ -20,7 +20,15 @@ LIMITS = LimitsConfig(
     max_stop_characters=8,
     max_logit_bias=2,
     max_grammar_bytes=800,
+    max_tools=2,
 )
+
+NAMED_G = {"type": "function", "function": {"name": "g"}}
+
+
+def tool(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **parameters}}}
+
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"prompt": ""}, "prompt"),
@@ -82,8 +90,17 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "messages.0.content.0.type",
     ),
-    (CHAT, {"messages": [*HELLO, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages.1.tool_calls"),
-    (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls.0.function"),
+    (CHAT, {"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages.0.content"),
+    (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools.0.function"),
+    (CHAT, {"messages": HELLO, "tools": [{"type": "search", "function": {"name": "f"}}]}, "tools.0.type"),
+    (CHAT, {"messages": HELLO, "tools": [tool("a b")]}, "tools.0.function.name"),
+    (CHAT, {"messages": HELLO, "tools": [tool("f"), tool("f")]}, "tools"),
+    (CHAT, {"messages": HELLO, "tools": [tool("f"), tool("g"), tool("h")]}, "tools"),
+    (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"messages": HELLO, "tools": [tool("f", type="strin")], "tool_choice": "required"}, "tools"),
+    (CHAT, {"messages": HELLO, "tools": [tool("f")], "tool_choice": NAMED_G}, "tool_choice.function.name"),
+    (CHAT, {"messages": HELLO, "tools": [tool("f")], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
     (CHAT, {"messages": HELLO, "response_format": "json"}, "response_format"),
     (CHAT, {"messages": HELLO, "response_format": {"type": "yaml"}}, "response_format.type"),
     (CHAT, {"messages": HELLO, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),

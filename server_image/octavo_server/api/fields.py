@@ -13,7 +13,6 @@ from octavo_server.api.errors import ApiError
 HARMLESS = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -43,8 +42,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": (),

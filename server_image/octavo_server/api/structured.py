@@ -18,10 +18,13 @@ from octavo_server.text.grammar import (
     GrammarError,
     check_grammar,
     choice_grammar,
+    embedded_regex,
     embedded_schema,
     grammar_tokenizer,
     json_schema_grammar,
     lark_grammar,
+    lark_text,
+    plain_lark_grammar,
     regex_grammar,
 )
 from octavo_server.text.tokenizer import TextTokenizer
@@ -35,11 +38,15 @@ _KINDS: dict[str, Callable[[Any], str]] = {
     "choice": choice_grammar,
     "grammar": lark_grammar,
 }
+_COMPILERS = {**_KINDS, "lark": plain_lark_grammar}
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The form that a request asks for: its kind (json, regex, choice, grammar), what it is, and the field's name."""
+    """The form that a request asks for: its kind, what it is, and the field's name.
+
+    Kinds are json, regex, choice, grammar as the user wrote it, and lark (a grammar of ours).
+    """
 
     kind: str
     value: Any
@@ -48,7 +55,11 @@ class Wanted:
     @property
     def rule(self) -> str | None:
         """The form as the right side of a Lark rule, to be part of a larger grammar; None where that can't be."""
-        return embedded_schema(self.value) if self.kind == "json" else None
+        if self.kind == "json":
+            return embedded_schema(self.value)
+        if self.kind == "choice":
+            return " | ".join(map(lark_text, self.value))
+        return embedded_regex(self.value) if self.kind == "regex" else None
 
 
 def wanted_form(body: SamplingFields, limits: LimitsConfig) -> Wanted | None:
@@ -96,8 +107,8 @@ class GrammarChecks:
 
     def _check(self, wanted: Wanted, tokenizer: TextTokenizer) -> str | GrammarError:
         try:
-            grammar = _KINDS[wanted.kind](wanted.value)
-            if wanted.kind == "grammar" and self._tokenizer is None:
+            grammar = _COMPILERS[wanted.kind](wanted.value)
+            if wanted.kind in ("grammar", "lark") and self._tokenizer is None:
                 self._tokenizer = grammar_tokenizer(tokenizer)  # a user's grammar may name special tokens
             check_grammar(grammar, self._tokenizer)
         except GrammarError as error:

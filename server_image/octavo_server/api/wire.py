@@ -128,12 +128,64 @@ class ContentPart(_Body):
     text: str | None = None
 
 
+class CalledFunction(_Body):
+    """The function of a call, with its arguments as JSON in a text."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str = ""
+
+
+class ToolCall(_Body):
+    """A call that the assistant made in an earlier turn."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+    function: CalledFunction
+
+
 class ChatMessage(_Body):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ToolFunction(_Body):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolField(_Body):
+    """An entry of `tools`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class NamedFunction(_Body):
+    """The name of a function."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: str
+
+
+class NamedToolChoice(_Body):
+    """The one function that must be called."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatRequest(SamplingFields):
@@ -145,6 +197,9 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolField] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(SamplingFields):
@@ -164,6 +219,7 @@ class TokenizeRequest(_Body):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolField] | None = None
 
 
 class DetokenizeRequest(_Body):

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from octavo_server.text.tokenizer import TextTokenizer
@@ -44,9 +44,9 @@ def json_schema_grammar(schema: Any) -> str:
         raise GrammarError(str(error)) from error
 
 
-def embedded_schema(schema: Any) -> str:
-    """A JSON schema as part of a Lark grammar."""
-    options = {"x-guidance": _JSON_OPTIONS}
+def embedded_schema(schema: Any, *, lenient: bool = False) -> str:
+    """A JSON schema as part of a Lark grammar. `lenient`: keywords that can't be enforced are left out."""
+    options = {"x-guidance": {**_JSON_OPTIONS, "lenient": lenient, "coerce_one_of": lenient}}
     if isinstance(schema, dict):
         return f"%json {json.dumps({**schema, **options})}"
     return f"%json {json.dumps({'allOf': [schema], **options})}"
@@ -70,6 +70,16 @@ def lark_grammar(text: str) -> str:
         except (GbnfToLarkError, ValueError, IndexError, KeyError, AssertionError, RecursionError) as error:
             raise GrammarError(f"no GBNF that can be read: {error}") from error
     return LLMatcher.grammar_from_lark(text)
+
+
+def plain_lark_grammar(text: str) -> str:
+    """A Lark grammar that this server wrote."""
+    return LLMatcher.grammar_from_lark(text)
+
+
+def embedded_regex(pattern: str) -> str:
+    """A regular expression as part of a Lark grammar."""
+    return f"/{regex_to_lark(pattern, '')}/"
 
 
 def lark_text(text: str) -> str:

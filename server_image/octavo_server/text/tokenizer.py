@@ -66,6 +66,11 @@ class TextTokenizer:
         return b"" if token_id in self.special_ids else self.token_bytes(token_id)
 
     @cached_property
+    def special_texts(self) -> dict[str, int]:
+        """Ids of special tokens by their text."""
+        return {self._added[index].decode(): index for index in self.special_ids}
+
+    @cached_property
     def longest_token_characters(self) -> int:
         """An upper bound of the characters that one token can stand for (at least 1)."""
         pieces = self.inner.get_vocab(with_added_tokens=True)
