@@ -73,6 +73,9 @@ class LimitsConfig:
     max_logit_bias: int = 1024
     max_logprobs: int = 20
     max_messages: int = 4096
+    max_tools: int = 128
+    max_grammar_bytes: int = 64 * 1024
+    """A schema, regular expression or grammar, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,10 @@ class ApiConfig:
     """Empty = no key is asked for."""
     chat_template: str = ""
     """A file that replaces the model's own template."""
+    tool_parser: str = "Auto"
+    """How the model writes calls of functions; Auto = as its chat template tells."""
+    reasoning_parser: str = "Auto"
+    """Auto = think tags where the chat template has them."""
     drain_notice_seconds: float = 5.0
     """After SIGTERM, time in which new requests are still served while the endpoint is taken out of Services."""
     drain_seconds: float = 30.0

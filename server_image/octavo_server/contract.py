@@ -23,6 +23,8 @@ DTYPES = ("Auto", "Float32", "BFloat16", "Float16")
 KV_DTYPES = ("Auto", "Float32", "BFloat16", "Float16", "FP8")
 QUANTIZATIONS = ("None", "Int8", "FP8")
 SWITCH = ("Enabled", "Disabled")
+TOOL_PARSERS = ("Auto", "Hermes", "Llama3", "Mistral", "Gemma", "GptOss", "DeepSeek")
+REASONING_PARSERS = ("Auto", "None", "ThinkTags")
 BLOCK_SIZES = (0, 8, 16, 32, 64, 128, 256)
 
 OPERATOR_FLAGS = (

@@ -22,7 +22,9 @@ from octavo_server.contract import (
     HTTP_PORT,
     KV_DTYPES,
     QUANTIZATIONS,
+    REASONING_PARSERS,
     SWITCH,
+    TOOL_PARSERS,
 )
 from octavo_server.flags import Option
 
@@ -47,6 +49,10 @@ SERVE = (
     Option("served-name", "name of the model in the HTTP interface; empty = last part of the path", _MODEL,
            metavar="NAME"),
     Option("chat-template", "a jinja file in place of the model's own chat template", _MODEL, metavar="FILE"),
+    Option("tool-parser", "how the model writes calls of functions; Auto = as its chat template tells", _MODEL,
+           "choice", "Auto", TOOL_PARSERS),
+    Option("reasoning-parser", "splits reasoning from the answer; Auto = think tags where the chat template has them",
+           _MODEL, "choice", "Auto", REASONING_PARSERS),
     Option("device", "where the engine computes", _ENGINE, "choice", "Auto", DEVICES),
     Option("dtype", "number format of weights and activations", _ENGINE, "choice", "Auto", DTYPES),
     Option("quantization", "smaller weights at load; Int8 is for CPUs and keeps a GGUF file's 4 bits for small steps",
@@ -93,6 +99,10 @@ SERVE = (
            maximum=1000, metavar="COUNT"),
     Option("max-messages", "messages of one chat request", _LIMITS, "integer", _LIMIT.max_messages, minimum=1,
            metavar="COUNT"),
+    Option("max-tools", "functions of one chat request", _LIMITS, "integer", _LIMIT.max_tools, minimum=1,
+           metavar="COUNT"),
+    Option("max-grammar-bytes", "a JSON schema, regular expression or grammar, as JSON", _LIMITS, "integer",
+           _LIMIT.max_grammar_bytes, minimum=64, metavar="BYTES"),
 )  # fmt: skip
 
 FETCH = (
@@ -134,6 +144,8 @@ def serve_config(values: dict[str, Any]) -> ServeConfig:
         port=values["port"],
         api_key=values["api_key"],
         chat_template=values["chat_template"],
+        tool_parser=values["tool_parser"],
+        reasoning_parser=values["reasoning_parser"],
         drain_notice_seconds=values["drain_notice_seconds"],
         drain_seconds=values["drain_seconds"],
         engine_silence_seconds=values["engine_silence_seconds"],

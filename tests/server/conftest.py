@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import glob
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -237,3 +238,33 @@ def own_server(model_path: Path, tmp_path: Path) -> Iterator[ServerProcess]:
 def until_sync() -> Callable[..., None]:
     """Waits for a condition."""
     return wait_for
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with 64 tokens of vocabulary and random weights."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("tiny")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = {"architectures": ["LlamaForCausalLM"], **sizes, "num_key_value_heads": 1, "vocab_size": 64}
+    config |= {"max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(5)
+    tensors = {"model.embed_tokens.weight": torch.randn(64, 32), "model.norm.weight": torch.ones(32)}
+    shapes = {"self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32), "self_attn.v_proj": (16, 32)}
+    shapes |= {
+        "self_attn.o_proj": (32, 32),
+        "mlp.gate_proj": (48, 32),
+        "mlp.up_proj": (48, 32),
+        "mlp.down_proj": (32, 48),
+    }
+    for layer in range(2):
+        prefix = f"model.layers.{layer}."
+        tensors |= {f"{prefix}{name}.weight": torch.randn(shape) * 0.3 for name, shape in shapes.items()}
+        tensors |= {
+            f"{prefix}{name}.weight": torch.ones(32) for name in ("input_layernorm", "post_attention_layernorm")
+        }
+    save_file(tensors, str(folder / "model.safetensors"))
+    return folder

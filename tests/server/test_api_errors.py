@@ -13,7 +13,22 @@ from octavo_server.config import LimitsConfig
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
-LIMITS = LimitsConfig(max_body_bytes=20_000, max_choices=4, max_stop_strings=2, max_stop_characters=8, max_logit_bias=2)
+LIMITS = LimitsConfig(
+    max_body_bytes=20_000,
+    max_choices=4,
+    max_stop_strings=2,
+    max_stop_characters=8,
+    max_logit_bias=2,
+    max_grammar_bytes=800,
+    max_tools=2,
+)
+
+NAMED_G = {"type": "function", "function": {"name": "g"}}
+
+
+def tool(name: str, **parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **parameters}}}
+
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
     (TEXT, {"prompt": ""}, "prompt"),
@@ -75,9 +90,39 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "messages.0.content.0.type",
     ),
-    (CHAT, {"messages": [*HELLO, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages.1.tool_calls"),
-    (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools"),
-    (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls.0.function"),
+    (CHAT, {"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages.0.content"),
+    (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools.0.function"),
+    (CHAT, {"messages": HELLO, "tools": [{"type": "search", "function": {"name": "f"}}]}, "tools.0.type"),
+    (CHAT, {"messages": HELLO, "tools": [tool("a b")]}, "tools.0.function.name"),
+    (CHAT, {"messages": HELLO, "tools": [tool("f"), tool("f")]}, "tools"),
+    (CHAT, {"messages": HELLO, "tools": [tool("f"), tool("g"), tool("h")]}, "tools"),
+    (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"messages": HELLO, "tools": [tool("f", type="strin")], "tool_choice": "required"}, "tools"),
+    (CHAT, {"messages": HELLO, "tools": [tool("f")], "tool_choice": NAMED_G}, "tool_choice.function.name"),
+    (CHAT, {"messages": HELLO, "tools": [tool("f")], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
+    (CHAT, {"messages": HELLO, "response_format": "json"}, "response_format"),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "yaml"}}, "response_format.type"),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "regex"}}, "response_format.regex"),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "regex", "regex": "(a"}}, "response_format.regex"),
+    (CHAT, {"messages": HELLO, "response_format": {"type": "text", "x": 1}}, "response_format.x"),
+    (TEXT, {"prompt": "a", "guided_json": {"type": "strin"}}, "guided_json"),
+    (TEXT, {"prompt": "a", "guided_json": {"$ref": "http://127.0.0.1/x.json"}}, "guided_json"),
+    (TEXT, {"prompt": "a", "guided_json": {"type": "array", "uniqueItems": True}}, "guided_json"),
+    (TEXT, {"prompt": "a", "guided_json": "{"}, "guided_json"),
+    (TEXT, {"prompt": "a", "guided_json": "[]"}, "guided_json"),
+    (TEXT, {"prompt": "a", "guided_json": False}, "guided_json"),
+    (TEXT, {"prompt": "a", "guided_regex": "a(?=b)"}, "guided_regex"),
+    (TEXT, {"prompt": "a", "guided_regex": "x" * 900}, "guided_regex"),
+    (TEXT, {"prompt": "a", "guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+    (TEXT, {"prompt": "a", "guided_choice": []}, "guided_choice"),
+    (TEXT, {"prompt": "a", "guided_choice": ["a", ""]}, "guided_choice"),
+    (TEXT, {"prompt": "a", "guided_grammar": "start: ("}, "guided_grammar"),
+    (TEXT, {"prompt": "a", "guided_grammar": "start: <nothing>"}, "guided_grammar"),
+    (TEXT, {"prompt": "a", "guided_grammar": "root ::= ("}, "guided_grammar"),
+    (TEXT, {"prompt": "a", "structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.regex"),
+    (TEXT, {"prompt": "a", "structured_outputs": {"xml": 1}}, "structured_outputs.xml"),
     (CHAT, {"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"messages": HELLO, "max_completion_tokens": 0}, "max_completion_tokens"),
     (CHAT, {"messages": HELLO, "max_completion_tokens": 600}, "max_completion_tokens"),

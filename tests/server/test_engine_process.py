@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import struct
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-import torch
 from octavo_server.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo_server.engine.codec import FrameBuffer, decode, encode, frame
 from octavo_server.engine.core import Engine
@@ -34,37 +32,9 @@ from octavo_server.engine.messages import (
 from octavo_server.engine.process import Process
 from octavo_server.engine.settings import from_json, to_json
 from octavo_server.engine.startup import start
-from safetensors.torch import save_file
 
 DEADLINE_SECONDS = 60.0
 GREEDY = SamplingParams(temperature=0.0)
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-
-
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama with 64 tokens of vocabulary and random weights."""
-    folder = tmp_path_factory.mktemp("tiny")
-    config = {"architectures": ["LlamaForCausalLM"], **SIZES, "num_key_value_heads": 1, "vocab_size": 64}
-    config |= {"max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
-    (folder / "config.json").write_text(json.dumps(config))
-    torch.manual_seed(5)
-    tensors = {"model.embed_tokens.weight": torch.randn(64, 32), "model.norm.weight": torch.ones(32)}
-    shapes = {"self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32), "self_attn.v_proj": (16, 32)}
-    shapes |= {
-        "self_attn.o_proj": (32, 32),
-        "mlp.gate_proj": (48, 32),
-        "mlp.up_proj": (48, 32),
-        "mlp.down_proj": (32, 48),
-    }
-    for layer in range(2):
-        prefix = f"model.layers.{layer}."
-        tensors |= {f"{prefix}{name}.weight": torch.randn(shape) * 0.3 for name, shape in shapes.items()}
-        tensors |= {
-            f"{prefix}{name}.weight": torch.ones(32) for name in ("input_layernorm", "post_attention_layernorm")
-        }
-    save_file(tensors, str(folder / "model.safetensors"))
-    return folder
 
 
 def settings(model: Path) -> EngineConfig:

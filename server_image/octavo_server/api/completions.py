@@ -11,6 +11,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo_server.api.answers import (
+    AnswerReader,
+    chat_plan,
+    ends_in_thought,
+    shown_tools,
+    visible_piece,
+    whole_message,
+)
 from octavo_server.api.choice import Choice, Delta
 from octavo_server.api.errors import bad_field, json_response
 from octavo_server.api.generation import Generation, PromptJob
@@ -19,10 +27,14 @@ from octavo_server.api.render import Renderer
 from octavo_server.api.sampling import choices_wanted, max_new_tokens, sampling_params
 from octavo_server.api.state import ServerState
 from octavo_server.api.streams import EventStream, unless_gone
+from octavo_server.api.structured import wanted_form
 from octavo_server.api.wire import ChatRequest, CompletionRequest, SamplingFields
+from octavo_server.text.toolcalls.parsed import PlainParser
 
 ChoiceBody = Callable[[Choice, Delta, bool], dict[str, Any]]
 """(choice, what is new, is it the first of a stream) → the choice's JSON."""
+ChunkBody = Callable[[Choice, Delta, bool], dict[str, Any] | None]
+"""The same for a stream; None = nothing to send yet."""
 
 
 async def chat(state: ServerState, request: Request, body: ChatRequest) -> Response:
@@ -31,29 +43,51 @@ async def chat(state: ServerState, request: Request, body: ChatRequest) -> Respo
     tokenizer, ready = state.serving()
     logprobs = _chat_logprobs(body)
     sampling = sampling_params(
-        body, ready=ready, eos_ids=tokenizer.eos_ids, limits=state.config.api.limits, logprobs=logprobs
+        body, ready=ready, tokenizer=tokenizer, limits=state.config.api.limits, logprobs=logprobs
     )
     n = choices_wanted(body, 1, state.config.api.limits)
-    token_ids = await chat_prompt(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
-    job = PromptJob(token_ids, sampling, max_new_tokens(body, len(token_ids), ready, "messages"))
-    generation, renderer = _prepare(state, body, [job], n, chat=True)
+    plan = chat_plan(state, body)
+    tools = shown_tools(body.tools) if plan.tools else []
+    token_ids = await chat_prompt(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs, tools)
+    opened = plan.thinks and ends_in_thought(tokenizer, token_ids)
+    parser = plan.parser(opened=opened)
+    form = plan.form(wanted_form(body, state.config.api.limits), tokenizer, opened=opened)
+    grammar = "" if form is None else await state.grammars.grammar(form, tokenizer)
+    job = PromptJob(token_ids, sampling, max_new_tokens(body, len(token_ids), ready, "messages"), grammar)
+    piece = None if parser is None else visible_piece(tokenizer, parser)
+    generation, renderer = _prepare(state, body, [job], n, chat=True, piece=piece)
+    readers = [
+        AnswerReader(parser or PlainParser(), most_calls=plan.most_calls, short_ids=plan.family == "Mistral")
+        for _ in range(n)
+    ]
 
-    def chunk(choice: Choice, delta: Delta, first: bool) -> dict[str, Any]:
-        content: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
-        if delta.text or first:
-            content["content"] = delta.text
+    def read(choice: Choice, delta: Delta) -> tuple[dict[str, Any], str | None]:
+        """News of the message, and how it ended."""
+        reader = readers[choice.index]
+        if parser is None:
+            return {"content": delta.text} if delta.text else {}, delta.finish_reason
+        news = reader.feed(delta.text, final=delta.finish_reason is not None)
+        called = delta.finish_reason == "stop" and reader.called
+        return news, "tool_calls" if called else delta.finish_reason
+
+    def chunk(choice: Choice, delta: Delta, first: bool) -> dict[str, Any] | None:
+        news, finish_reason = read(choice, delta)
         shown = renderer.chat_logprobs(delta.entries) if logprobs >= 0 and delta.entries else None
-        return {
-            "index": choice.index,
-            "delta": content,
-            "logprobs": shown,
-            "finish_reason": delta.finish_reason,
-        }
+        if first:
+            news = {"role": "assistant", "content": "", **news}
+        if not news and shown is None and finish_reason is None:
+            return None
+        return {"index": choice.index, "delta": news, "logprobs": shown, "finish_reason": finish_reason}
 
     def whole(choice: Choice, delta: Delta, _first: bool) -> dict[str, Any]:
-        message = {"role": "assistant", "content": delta.text, "refusal": None}
+        news, finish_reason = read(choice, delta)
         shown = renderer.chat_logprobs(delta.entries) if logprobs >= 0 else None
-        result = {"index": choice.index, "message": message, "logprobs": shown, "finish_reason": delta.finish_reason}
+        result = {
+            "index": choice.index,
+            "message": whole_message(news),
+            "logprobs": shown,
+            "finish_reason": finish_reason,
+        }
         return _with_prompt_logprobs(result, body, choice, renderer)
 
     return await _answer(state, request, body, generation, renderer, chunk, whole)
@@ -65,14 +99,17 @@ async def complete(state: ServerState, request: Request, body: CompletionRequest
     tokenizer, ready = state.serving()
     limits = state.config.api.limits
     logprobs = -1 if body.logprobs is None else body.logprobs
-    sampling = sampling_params(body, ready=ready, eos_ids=tokenizer.eos_ids, limits=limits, logprobs=logprobs)
+    sampling = sampling_params(body, ready=ready, tokenizer=tokenizer, limits=limits, logprobs=logprobs)
     if body.echo and logprobs >= 0:
         sampling = replace(sampling, prompt_logprobs=max(logprobs, sampling.prompt_logprobs))
     many = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     n = choices_wanted(body, len(body.prompt) if many else 1, limits)
     prompts = await completion_prompts(state, body.prompt)
-    jobs = [PromptJob(prompt.token_ids, sampling, max_new_tokens(body, len(prompt.token_ids), ready, "prompt"))
-            for prompt in prompts]  # fmt: skip
+    grammar = await _grammar(state, body)
+    jobs = [
+        PromptJob(prompt.token_ids, sampling, max_new_tokens(body, len(prompt.token_ids), ready, "prompt"), grammar)
+        for prompt in prompts
+    ]
     generation, renderer = _prepare(state, body, jobs, n, chat=False)
 
     def choice_body(choice: Choice, delta: Delta, first: bool) -> dict[str, Any]:
@@ -93,8 +130,21 @@ async def complete(state: ServerState, request: Request, body: CompletionRequest
     return await _answer(state, request, body, generation, renderer, choice_body, choice_body)
 
 
+async def _grammar(state: ServerState, body: SamplingFields) -> str:
+    """The grammar of the answer, empty for none. Raises the 400 for a form that can't be enforced."""
+    wanted = wanted_form(body, state.config.api.limits)
+    tokenizer, _ = state.serving()
+    return "" if wanted is None else await state.grammars.grammar(wanted, tokenizer)
+
+
 def _prepare(
-    state: ServerState, body: SamplingFields, jobs: list[PromptJob], n: int, *, chat: bool
+    state: ServerState,
+    body: SamplingFields,
+    jobs: list[PromptJob],
+    n: int,
+    *,
+    chat: bool,
+    piece: Callable[[int], bytes] | None = None,
 ) -> tuple[Generation, Renderer]:
     if body.prompt_logprobs is not None and body.stream:
         raise bad_field("prompt_logprobs", "can't be streamed; leave out stream or prompt_logprobs")
@@ -102,7 +152,14 @@ def _prepare(
         raise bad_field("stream_options", "needs stream = true")
     name = body.request_id or uuid.uuid4().hex
     generation = Generation(
-        state, name, jobs, n=n, stops=body.stop, priority=body.priority or 0, cache_salt=body.cache_salt or ""
+        state,
+        name,
+        jobs,
+        n=n,
+        stops=body.stop,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        piece=piece,
     )
     tokenizer, _ = state.serving()
     prefix = "chatcmpl-" if chat else "cmpl-"
@@ -116,7 +173,7 @@ async def _answer(
     body: SamplingFields,
     generation: Generation,
     renderer: Renderer,
-    chunk: ChoiceBody,
+    chunk: ChunkBody,
     whole: ChoiceBody,
 ) -> Response:
     await generation.start()
@@ -133,13 +190,15 @@ async def _answer(
 
 
 async def _events(
-    generation: Generation, renderer: Renderer, chunk: ChoiceBody, *, include_usage: bool
+    generation: Generation, renderer: Renderer, chunk: ChunkBody, *, include_usage: bool
 ) -> AsyncIterator[dict[str, Any]]:
     begun: set[int] = set()
     async for choice, delta in generation.stream():
         first = choice.index not in begun
         begun.add(choice.index)
-        yield renderer.chunk(chunk(choice, delta, first), with_usage=include_usage)
+        part = chunk(choice, delta, first)
+        if part is not None:
+            yield renderer.chunk(part, with_usage=include_usage)
     if include_usage:
         yield renderer.usage_chunk(generation.usage())
 

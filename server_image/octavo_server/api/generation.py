@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from octavo_server.api.choice import Choice, Delta
@@ -28,6 +28,8 @@ class PromptJob:
     token_ids: list[int]
     sampling: SamplingParams
     max_new_tokens: int
+    grammar: str = ""
+    """What the answer must fit; empty = nothing."""
 
 
 class Generation:
@@ -43,6 +45,7 @@ class Generation:
         stops: Sequence[str],
         priority: int = 0,
         cache_salt: str = "",
+        piece: Callable[[int], bytes] | None = None,
     ) -> None:
         self._state = state
         self._name = name
@@ -52,6 +55,7 @@ class Generation:
         self._priority = priority
         self._salt = cache_salt
         self._n = n
+        self._piece = piece
         self.jobs = list(jobs)
         self.choices: list[Choice] = []
 
@@ -128,7 +132,7 @@ class Generation:
             index = len(self.choices)
             choice = Choice(
                 index,
-                Detokenizer(tokenizer.text_bytes, pending=pending),
+                Detokenizer(self._piece or tokenizer.text_bytes, pending=pending),
                 StopMatcher(self._stops),
                 job.sampling.stop_token_ids,
                 news=self._news,
@@ -144,6 +148,7 @@ class Generation:
                 block_digests=chain,
                 digest_seed=seed,
                 priority=self._priority,
+                grammar=job.grammar,
             )
             self._ids[index] = self._state.client.submit(submit, choice, self._name)
 

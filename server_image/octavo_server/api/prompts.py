@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from octavo_server.api.answers import plain_calls
 from octavo_server.api.errors import ApiError, bad_field
 from octavo_server.api.sampling import check_ids
 from octavo_server.api.state import ServerState
@@ -14,6 +15,7 @@ from octavo_server.api.wire import ChatMessage, Prompt
 from octavo_server.text.detokenizer import Detokenizer, unfinished_tail
 from octavo_server.text.template import ChatTemplate, TemplateError
 from octavo_server.text.tokenizer import TextTokenizer
+from octavo_server.text.tool_prompt import described, knows_tools
 
 _LARGE_CHARACTERS = 4096
 _NORMALISATION = 4
@@ -67,6 +69,7 @@ async def chat_prompt(
     messages: Sequence[ChatMessage],
     add_generation_prompt: bool,
     variables: dict[str, Any] | None,
+    tools: Sequence[dict[str, Any]] = (),
 ) -> list[int]:
     """Token ids of a conversation. Raises the 400 when there is no template or it refuses the messages."""
     if state.template is None:
@@ -80,8 +83,11 @@ async def chat_prompt(
     if len(messages) > limit:
         raise bad_field("messages", f"holds {len(messages)} messages, the limit is {limit}")
     plain = [_plain(message) for message in messages]
-    size = sum(len(message["content"]) for message in plain)
-    text = await off_loop(size, lambda: _render(state.template, plain, add_generation_prompt, variables))
+    size = sum(len(message["content"]) for message in plain) + sum(len(str(tool)) for tool in tools)
+    shown: Sequence[dict[str, Any]] = tools
+    if not knows_tools(state.template.source):
+        plain, shown = described(plain, tools), ()
+    text = await off_loop(size, lambda: _render(state.template, plain, add_generation_prompt, variables, shown))
     ids = await encode(state, text, "messages", add_special_tokens=False)
     if not ids:
         raise bad_field("messages", "make an empty prompt; send at least one message with content")
@@ -106,11 +112,15 @@ async def off_loop(characters: int, work: Callable[[], T]) -> T:
 
 
 def _render(
-    template: ChatTemplate | None, messages: list[dict[str, Any]], prompt: bool, variables: dict[str, Any] | None
+    template: ChatTemplate | None,
+    messages: list[dict[str, Any]],
+    prompt: bool,
+    variables: dict[str, Any] | None,
+    tools: Sequence[dict[str, Any]],
 ) -> str:
     assert template is not None
     try:
-        return template.render(messages, add_generation_prompt=prompt, variables=variables)
+        return template.render(messages, add_generation_prompt=prompt, variables=variables, tools=tools)
     except TemplateError as error:
         raise ApiError(400, f"messages: {error}", param="messages", code="chat_template_error") from error
 
@@ -122,4 +132,10 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": message.role, "content": text}
     if message.name is not None:
         plain["name"] = message.name
+    if message.tool_calls:
+        plain["tool_calls"] = plain_calls(message.tool_calls)
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content is not None:
+        plain["reasoning_content"] = message.reasoning_content
     return plain

@@ -9,13 +9,14 @@ from octavo_server.api.errors import bad_field
 from octavo_server.api.wire import ChatRequest, CompletionRequest, SamplingFields
 from octavo_server.config import LimitsConfig
 from octavo_server.engine.messages import Ready, SamplingParams
+from octavo_server.text.tokenizer import TextTokenizer
 
 COMPLETION_DEFAULT_TOKENS = 16
 """OpenAI's default of max_tokens for text completions."""
 
 
 def sampling_params(
-    request: SamplingFields, *, ready: Ready, eos_ids: frozenset[int], limits: LimitsConfig, logprobs: int
+    request: SamplingFields, *, ready: Ready, tokenizer: TextTokenizer, limits: LimitsConfig, logprobs: int
 ) -> SamplingParams:
     """Parameters of every choice (choice_index 0). Raises the 400 that names the field."""
     _check_stops(request.stop, limits)
@@ -30,7 +31,7 @@ def sampling_params(
         raise bad_field("stop_token_ids", f"has {len(stop_ids)} entries, the limit is {limits.max_stop_strings}")
     check_ids(stop_ids, "stop_token_ids", ready.vocabulary_size)
     if not request.ignore_eos:
-        stop_ids.extend(sorted(eos_ids - set(stop_ids)))
+        stop_ids.extend(sorted(tokenizer.eos_ids - set(stop_ids)))
     return SamplingParams(
         temperature=_or(request.temperature, 1.0),
         top_k=max(0, request.top_k or 0),
@@ -45,6 +46,7 @@ def sampling_params(
         logit_bias=_logit_bias(request.logit_bias or {}, ready.vocabulary_size, limits),
         stop_token_ids=stop_ids,
         min_tokens=request.min_tokens or 0,
+        vocabulary_size=tokenizer.vocabulary_size,
     )
 
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from octavo_server.api.client import EngineClient
 from octavo_server.api.errors import ApiError
+from octavo_server.api.structured import GrammarChecks
 from octavo_server.config import ServeConfig
 from octavo_server.engine.messages import Message, Ready, Stats
 from octavo_server.metrics import Metrics
@@ -44,6 +45,7 @@ class ServerState:
         self.draining = False
         self.stage: Callable[[], str] = lambda: ""
         self.living_names: set[str] = set()
+        self.grammars = GrammarChecks()
 
     def engine_ready(self, ready: Ready, send: Callable[[Message], None]) -> None:
         """The engine generated a token."""

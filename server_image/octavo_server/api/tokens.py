@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
+from octavo_server.api.answers import shown_tools
 from octavo_server.api.errors import ApiError, bad_field, json_response
 from octavo_server.api.prompts import chat_prompt, encode, off_loop
 from octavo_server.api.sampling import check_ids
@@ -18,7 +19,13 @@ async def tokenize(state: ServerState, body: TokenizeRequest) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt: send either prompt or messages", param="prompt", code="invalid_value")
     if body.messages is not None:
-        ids = await chat_prompt(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+        ids = await chat_prompt(
+            state,
+            body.messages,
+            body.add_generation_prompt,
+            body.chat_template_kwargs,
+            shown_tools(body.tools),
+        )
     else:
         special = body.add_special_tokens is not False
         ids = await encode(state, body.prompt or "", "prompt", add_special_tokens=special)

@@ -10,7 +10,11 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
+from llguidance import LLMatcher
+
+from octavo_server.engine.grammars import Grammars
 from octavo_server.engine.messages import Abort, Finished, Message, Outputs, RequestOutput, Stats, Submit
 from octavo_server.engine.request import Request, make_request
 from octavo_server.engine.runner import Runner, StepResult
@@ -24,14 +28,26 @@ Addressed = tuple[int, Message]
 _LONG_PARTS_SECONDS = 0.2
 """Time that prompt parts may add to a step while other requests generate."""
 _FIRST_LONG_PARTS_TOKENS = 256
+_COMPILING_PAUSE_SECONDS = 0.002
+"""Longest wait for a grammar when there is nothing else to do; messages are read in between."""
 
 
 class Engine:
     """Requests of all connections, keyed by (connection, request id)."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, *, max_length: int, vocabulary: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        *,
+        max_length: int,
+        vocabulary: int,
+        grammars: Grammars | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self._runner = runner
+        self._grammars = grammars
+        self._compiling: dict[int, tuple[Request, str, Future[LLMatcher]]] = {}
         self._max_length = max_length
         self._vocabulary = vocabulary
         self._requests: dict[int, Request] = {}
@@ -68,9 +84,15 @@ class Engine:
             return [(connection, Finished(message.request_id, "error", str(error)))]
         if request.length == request.max_length:
             return [(connection, Finished(message.request_id, "length"))]
+        if message.grammar and self._grammars is None:
+            return [(connection, Finished(message.request_id, "error", "grammar: this engine takes none"))]
         self._arrivals += 1
         self._prompt_tokens += request.prompt_length
         self._requests[request.request_id] = request
+        if message.grammar and self._grammars is not None:
+            compiled = self._grammars.start(message.grammar)
+            self._compiling[request.request_id] = (request, message.grammar, compiled)
+            return self._begin(request.request_id) if compiled.done() else []
         self.scheduler.add(request)
         return []
 
@@ -80,7 +102,8 @@ class Engine:
         if request is None or request.connection != connection:
             return []
         kept = max(0, min(message.kept_tokens, request.generated))
-        self.scheduler.withdraw(request, request.prompt_length + kept)
+        if request.request_id not in self._compiling:
+            self.scheduler.withdraw(request, request.prompt_length + kept)
         return [self._finish(request, Finished(request.request_id, "abort"))]
 
     def drop_connection(self, connection: int) -> None:
@@ -90,9 +113,17 @@ class Engine:
 
     def step(self) -> list[Addressed]:
         """Runs one step and returns its messages: at most one Outputs per connection, then what finished."""
+        messages: list[Addressed] = []
+        for number in [number for number, (_, _, compiled) in self._compiling.items() if compiled.done()]:
+            messages += self._begin(number)
+        return messages + self._compute()
+
+    def _compute(self) -> list[Addressed]:
         started = time.monotonic()
         parts = self.scheduler.schedule(long_parts_budget=self._long_parts_budget())
         if not parts:
+            compiling = [compiled for _, _, compiled in self._compiling.values()]
+            wait(compiling, _COMPILING_PAUSE_SECONDS, FIRST_COMPLETED)
             return []
         self._note_first_scheduling(parts, started)
         try:
@@ -115,7 +146,7 @@ class Engine:
         size = self.scheduler.limits.block_size
         return Stats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            waiting=len(self.scheduler.waiting) + len(self._compiling),
             active_blocks=counts.active,
             cached_blocks=counts.cached,
             free_blocks=counts.free,
@@ -129,6 +160,25 @@ class Engine:
             steps_total=self._steps,
             queue_seconds=queue_seconds,
         )
+
+    def _begin(self, request_id: int) -> list[Addressed]:
+        """Hands a request whose grammar is compiled to the scheduler, or ends it."""
+        request, text, compiled = self._compiling[request_id]
+        assert self._grammars is not None
+        try:
+            grammar = self._grammars.begin(text, compiled)
+        except Exception as error:
+            log.exception("a grammar could not be compiled")
+            return [self._finish(request, Finished(request_id, "error", f"grammar: {error}"))]
+        grammar.accept(request.tokens[request.prompt_length : request.length].tolist())
+        if grammar.error:
+            return [self._finish(request, Finished(request_id, "error", f"grammar: {grammar.error}"))]
+        if grammar.complete:
+            return [self._finish(request, Finished(request_id, "stop"))]
+        request.grammar = grammar
+        del self._compiling[request_id]
+        self.scheduler.add(request)
+        return []
 
     def _used_slots(self) -> int:
         """Token slots of active blocks that hold a token; shared blocks counted once."""
@@ -185,14 +235,23 @@ class Engine:
                     request.cached_tokens if first else -1,
                 )
             )
-            if stopped:
+            if request.grammar is not None:
+                request.grammar.accept([token])
+            if request.grammar is not None and request.grammar.error:
+                request.grammar.owner.forget(request.grammar.text)
+                reason = f"grammar: {request.grammar.error}"
+                finished.append(self._finish(request, Finished(request.request_id, "error", reason)))
+            elif stopped:
                 finished.append(self._finish(request, Finished(request.request_id, "stop", "", token)))
+            elif request.grammar is not None and request.grammar.complete:
+                finished.append(self._finish(request, Finished(request.request_id, "stop")))
             elif request.length == request.max_length:
                 finished.append(self._finish(request, Finished(request.request_id, "length")))
         return [*((connection, Outputs(items)) for connection, items in outputs.items()), *finished]
 
     def _finish(self, request: Request, message: Finished) -> Addressed:
-        self.scheduler.remove(request)
+        if self._compiling.pop(request.request_id, None) is None:
+            self.scheduler.remove(request)
         del self._requests[request.request_id]
         return (request.connection, message)
 

@@ -36,6 +36,8 @@ class SamplingParams:
     """End-of-sequence ids of the model included, unless ignore_eos."""
     min_tokens: int = 0
     """Stop token ids have probability 0 before that many tokens."""
+    vocabulary_size: int = 0
+    """Ids from here on have no token and are never drawn; 0 = the model has as many tokens as logits."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Submit:
     resume_token_ids: bytes = b""
     """Tokens already generated and sent before an engine restart (int32): they count as generated and are not sent
     again."""
+    grammar: str = ""
+    """What the answer must fit, in llguidance's notation (text/grammar.py); empty = nothing."""
 
 
 @dataclass(frozen=True)

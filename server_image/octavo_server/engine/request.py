@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo_server.engine.digests import TOKEN_BYTES, digest_seed, digests, extend
+from octavo_server.engine.grammars import GrammarState
 from octavo_server.engine.messages import SamplingParams, Submit, TokenLogprobs
 
 _LIMITS: dict[str, tuple[str, Callable[[float], bool]]] = {
@@ -24,6 +25,7 @@ _LIMITS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "logprobs": ("-1 or more", lambda value: value >= -1),
     "prompt_logprobs": ("-1 or more", lambda value: value >= -1),
     "min_tokens": ("0 or more", lambda value: value >= 0),
+    "vocabulary_size": ("0 or more", lambda value: value >= 0),
 }
 """What each number of SamplingParams may be; NaN fails every comparison."""
 
@@ -60,6 +62,8 @@ class Request:
     cached_tokens: int = -1
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     stop_ids: frozenset[int] = frozenset()
+    grammar: GrammarState | None = None
+    """Set once it is compiled; the request waits for that outside of the scheduler."""
 
     @property
     def generated(self) -> int:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from octavo_kernels import AttentionShape, PagedAttention
 
+from octavo_server.engine.grammars import apply_masks
 from octavo_server.engine.messages import TokenLogprobs
 from octavo_server.engine.request import Request
 from octavo_server.engine.sampler import sample, token_logprobs
@@ -175,7 +176,9 @@ class Runner:
         chosen_logits = logits if len(sample_rows) == logits.shape[0] else logits[sample_rows]
         asked = [place for place, index in enumerate(sampling) if parts[index].request.sampling.logprobs >= 0]
         raw = chosen_logits[asked].log_softmax(dim=1) if asked else None
-        chosen = sample(chosen_logits, [parts[index].request for index in sampling])
+        requests = [parts[index].request for index in sampling]
+        self._mask(chosen_logits, requests)
+        chosen = sample(chosen_logits, requests)
         for index, token in zip(sampling, chosen, strict=True):
             tokens[index] = token
         logprobs: dict[int, TokenLogprobs] = {}
@@ -185,6 +188,14 @@ class Runner:
             entries = token_logprobs(raw, [tokens[index] for index in indices], counts)
             logprobs = dict(zip(indices, entries, strict=True))
         return StepResult(tokens, logprobs, prompts)
+
+    def _mask(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
+        """Forbids, in the rows of requests with a grammar, what it does not allow next."""
+        states = [(row, request.grammar) for row, request in enumerate(requests) if request.grammar is not None]
+        if states:
+            # The device still computes the logits meanwhile: nothing before this line waits for them.
+            masks = states[0][1].owner.masks([state for _, state in states])
+            apply_masks(logits, [row for row, _ in states], masks)
 
     def _prompt_logprobs(self, part: Part, logits: torch.Tensor) -> list[TokenLogprobs]:
         """Entries of the prompt tokens that follow the part's positions; `logits` `[part.count, vocabulary]`."""

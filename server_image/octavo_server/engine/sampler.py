@@ -1,9 +1,9 @@
 """From logits to tokens, for all rows of a step at once, on the device of the logits.
 
-Order: log-probabilities (before anything is changed) → repetition, presence and frequency penalties → bias →
-min_tokens → greedy or temperature → top-k → top-p → min-p → draw. Limits keep every token whose logit equals the last
-kept one's, and the draw walks the vocabulary in order with one number per row (engine/philox.py), so a row's token
-depends on that row alone.
+Order: log-probabilities (before anything is changed) → masks of grammars (engine/grammars.py) → ids without a token →
+repetition, presence and frequency penalties → bias → min_tokens → greedy or temperature → top-k → top-p → min-p → draw.
+Limits keep every token whose logit equals the last kept one's, and the draw walks the vocabulary in order with one
+number per row (engine/philox.py), so a row's token depends on that row alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _FIRST_CANDIDATES = 512
 
 def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
     """One token per row; `logits` float32 `[rows, vocabulary]` is changed in place."""
+    _forbid_ids_without_token(logits, requests)
     for row, request in enumerate(requests):
         _adjust(logits[row], request)
     greedy = [row for row, request in enumerate(requests) if request.sampling.temperature == 0]
@@ -36,6 +37,18 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         for row, token in zip(drawn, _draw(rows, [requests[row] for row in drawn]), strict=True):
             tokens[row] = token
     return tokens
+
+
+def _forbid_ids_without_token(logits: torch.Tensor, requests: Sequence[Request]) -> None:
+    """A model may have more logits than its tokenizer has tokens: those ids get −inf."""
+    sizes = [request.sampling.vocabulary_size or logits.shape[1] for request in requests]
+    if min(sizes, default=logits.shape[1]) >= logits.shape[1]:
+        return
+    if min(sizes) == max(sizes):
+        logits[:, sizes[0] :] = float("-inf")
+        return
+    for row, size in enumerate(sizes):
+        logits[row, size:] = float("-inf")
 
 
 def _adjust(logits: torch.Tensor, request: Request) -> None:

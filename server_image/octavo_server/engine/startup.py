@@ -12,12 +12,15 @@ import torch
 from octavo_server.config import BLOCK_SIZES_TOKENS, EngineConfig
 from octavo_server.engine.blocks import BlockPool
 from octavo_server.engine.core import Engine
+from octavo_server.engine.grammars import Grammars
 from octavo_server.engine.machine import available_memory_bytes
 from octavo_server.engine.messages import Finished, Progress, Ready, SamplingParams, Submit
 from octavo_server.engine.runner import Runner
 from octavo_server.engine.scheduler import Scheduler, SchedulerLimits
 from octavo_server.engine.sizes import CachePlan, Refusal, cache_plan, plan_length, weight_bytes
 from octavo_server.models.decoder import load_decoder
+from octavo_server.text.grammar import grammar_tokenizer
+from octavo_server.text.tokenizer import load_tokenizer
 from octavo_server.weights import open_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,7 +82,8 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
     progress(Progress("first token", 0))
     generate_one_token(runner, limits, max_length, spec.vocabulary_size)
     scheduler = Scheduler(BlockPool(plan.blocks, prefix_caching=config.cache.prefix_caching), limits)
-    engine = Engine(runner, scheduler, max_length=max_length, vocabulary=spec.vocabulary_size)
+    grammars = Grammars(lambda: grammar_tokenizer(load_tokenizer(Path(config.model.path))))
+    engine = Engine(runner, scheduler, max_length=max_length, vocabulary=spec.vocabulary_size, grammars=grammars)
     ready = Ready(
         model_name=config.model.served_name or Path(config.model.path).name,
         vocabulary_size=spec.vocabulary_size,

@@ -39,6 +39,7 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _now
+        self.source = source
         self._special_tokens = special_tokens
         try:
             self._template = environment.from_string(source)
@@ -51,6 +52,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: dict[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] = (),
     ) -> str:
         """The prompt text. Raises TemplateError with the template's own words when it refuses the messages."""
         try:
@@ -59,7 +61,7 @@ class ChatTemplate:
                     **self._special_tokens,
                     **(variables or {}),
                     "messages": list(messages),
-                    "tools": None,
+                    "tools": list(tools) or None,
                     "documents": None,
                     "add_generation_prompt": add_generation_prompt,
                 }

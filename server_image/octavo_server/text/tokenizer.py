@@ -46,7 +46,7 @@ class TextTokenizer:
         added = self.inner.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self._added = {index: token.content.encode() for index, token in added.items()}
-        self.vocabulary_size = self.inner.get_vocab_size(with_added_tokens=True)
+        self.vocabulary_size = max(self.inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._bytes: dict[int, bytes] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -64,6 +64,11 @@ class TextTokenizer:
     def text_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to an answer: as `token_bytes`, and nothing for special tokens."""
         return b"" if token_id in self.special_ids else self.token_bytes(token_id)
+
+    @cached_property
+    def special_texts(self) -> dict[str, int]:
+        """Ids of special tokens by their text."""
+        return {self._added[index].decode(): index for index in self.special_ids}
 
     @cached_property
     def longest_token_characters(self) -> int:
