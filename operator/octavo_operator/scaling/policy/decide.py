@@ -15,6 +15,9 @@ from .settings import PolicySettings
 from .state import Change, State
 from .verdict import Numbers, Reason, Recommendation
 
+_ENDLESS = 1e6
+"""More than any service may have."""
+
 
 @dataclass(frozen=True)
 class _Wish:
@@ -28,7 +31,7 @@ def wished(needed: float, present: int, tolerance: float) -> int:
     if present > 0 and abs(needed / present - 1.0) <= tolerance:
         return present
     # A demand of 3.0000001 from rounding asks for 3.
-    return math.ceil(needed - 1e-6)
+    return math.ceil(min(needed, _ENDLESS) - 1e-6)
 
 
 def recommend(fleet: Fleet, state: State, settings: PolicySettings, now: float) -> Recommendation:

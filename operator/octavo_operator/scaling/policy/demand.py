@@ -88,7 +88,8 @@ def _tokens(seen: list[Signals], state: State, settings: PolicySettings) -> floa
     running = sum(item.running for item in seen)
     if state.residency is None:
         # No request has ended yet: each waiting one will hold what a running one holds.
-        each = active / running if running > 0 else settings.unlearned_share * seen[0].capacity_tokens / 10
+        most = settings.unlearned_share * seen[0].capacity_tokens
+        each = min(most, active / max(1.0, running)) if running > 0 else most / 10
         return active + waiting * each
     arrivals = sum(item.arrivals_per_second or 0.0 for item in seen)
     backlog = waiting / settings.drain_backlog_seconds
