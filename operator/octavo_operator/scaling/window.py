@@ -1,4 +1,4 @@
-"""The last minute of each pod: readings in, rates and means out. Counters may start anew; pods may go at any time."""
+"""The last minute of each pod: readings in, counts and means out. Counters may start anew; pods may go at any time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STALE_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What a pod showed: means over the recent seconds, rates over the window (or as long as it was seen)."""
+    """What a pod showed: means over the recent seconds, counts over the window (or as long as it was seen)."""
 
     capacity_tokens: float
     active_tokens: float
@@ -29,13 +29,17 @@ class Signals:
     waiting: float
     queued: bool
     """Whether requests waited at every one of at least two recent readings."""
-    arrivals_per_second: float | None
-    """None where it can't be told: a single reading, or no counter."""
-    completions_per_second: float | None
+    arrivals: float | None
+    """Requests that came in the window; None where it can't be told: a single reading, or no counter."""
+    completions: float | None
+    """Requests that ended in the window."""
+    recent_arrivals: float | None
+    """Requests that came in the recent seconds."""
+    recent_seconds: float
     preemptions: float
     """In the window."""
     seen_seconds: float
-    """Length of what the rates are taken from."""
+    """Length of what the window's counts are taken from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +101,7 @@ def _signals(samples: list[Sample], now: float) -> Signals:
     first, last = samples[0], samples[-1]
     elapsed = last.time - first.time
     finished = _growth(samples, "finished_total")
-    received = _growth(samples, "received_total")
-    if received is None and finished is not None:
-        # What came in = what went out + what there is more of.
-        received = max(0.0, finished + last.running + last.waiting - first.running - first.waiting)
+    received = _received(samples)
     return Signals(
         capacity_tokens=last.capacity_tokens,
         active_tokens=_mean([item.active_tokens for item in recent]),
@@ -108,11 +109,25 @@ def _signals(samples: list[Sample], now: float) -> Signals:
         running=_mean([item.running for item in recent]),
         waiting=_mean([item.waiting for item in recent]),
         queued=len(recent) >= 2 and all(item.waiting > 0 for item in recent),
-        arrivals_per_second=None if received is None or elapsed <= 0 else received / elapsed,
-        completions_per_second=None if finished is None or elapsed <= 0 else finished / elapsed,
+        arrivals=received if elapsed > 0 else None,
+        completions=finished if elapsed > 0 else None,
+        recent_arrivals=_received(recent) if len(recent) > 1 else None,
+        recent_seconds=last.time - recent[0].time,
         preemptions=_growth(samples, "preemptions_total") or 0.0,
         seen_seconds=elapsed,
     )
+
+
+def _received(samples: list[Sample]) -> float | None:
+    counted = _growth(samples, "received_total")
+    if counted is not None:
+        return counted
+    finished = _growth(samples, "finished_total")
+    if finished is None:
+        return None
+    # What came in = what went out + what there is more of.
+    first, last = samples[0], samples[-1]
+    return max(0.0, finished + last.running + last.waiting - first.running - first.waiting)
 
 
 def _mean(values: list[float]) -> float:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from octavo_operator.scaling.window import WINDOW_SECONDS
+
 from .demand import demand, learn
 from .fleet import Fleet
 from .settings import PolicySettings
-from .state import Change, State
+from .state import Change, Removal, State
 from .verdict import Numbers, Reason, Recommendation
 
 _ENDLESS = 1e6
@@ -69,16 +71,16 @@ def _remember(fleet: Fleet, state: State, settings: PolicySettings, numbers: Num
     """Keep the window of demands, the counts of the rise window, and since when there was no load."""
     counts = [item for item in state.counts if now - item[0] <= settings.rise_seconds]
     state = replace(state, counts=(*counts, (now, fleet.replicas)))
-    if numbers.needed is None:
+    if numbers.steady is None:
         # A gap: demand was not seen, so the window starts anew once it is.
         return replace(state, watched_since=None, demands=(), idle_since=None)
-    kept = [item for item in state.demands if now - item[0] <= settings.scale_down_seconds and item[1] > numbers.needed]
+    kept = [item for item in state.demands if now - item[0] <= settings.scale_down_seconds and item[1] > numbers.steady]
     quiet = not numbers.unknown and all(
-        seen.running <= 0 and seen.waiting <= 0 and not seen.arrivals_per_second for _, seen in fleet.known()
+        seen.running <= 0 and seen.waiting <= 0 and not seen.arrivals for _, seen in fleet.known()
     )
     return replace(
         state,
-        demands=(*kept, (now, numbers.needed)),
+        demands=(*kept, (now, numbers.steady)),
         watched_since=now if state.watched_since is None else state.watched_since,
         idle_since=(now if state.idle_since is None else state.idle_since) if quiet else None,
     )
@@ -95,7 +97,11 @@ def _awake(fleet: Fleet, state: State, settings: PolicySettings, numbers: Number
     count = wished(numbers.needed, present, settings.tolerance)
     preempted = sum(seen.preemptions for _, seen in fleet.known())
     told = describe(numbers, settings)
-    if preempted > 0 and fleet.pending == 0 and count <= present:
+    # What happened before the youngest replica served is no reason for one more.
+    settled = fleet.pending == 0 and all(
+        now - pod.ready_since >= WINDOW_SECONDS for pod in fleet.pods if pod.ready_since
+    )
+    if preempted > 0 and settled and count <= present:
         return _Wish(present + 1, Reason.PREEMPTIONS, f"{preempted:.0f} requests lost their cache blocks; {told}")
     if count > present:
         return _Wish(count, Reason.DEMAND_GREW, told)
@@ -122,11 +128,25 @@ def _removal(
         return _Wish(present, Reason.PREEMPTIONS, f"held: {preempted:.0f} requests lost their cache blocks; {told}")
     watched = now - state.watched_since if state.watched_since is not None else 0.0
     peak = max((item[1] for item in state.demands), default=0.0)
-    # N−1 must suffice for the window's largest demand without asking for a replica back.
-    if watched < settings.scale_down_seconds or peak > present - 1:
+    if watched < settings.scale_down_seconds or peak > sufficient(present, state, settings, now):
         text = f"the last {min(watched, settings.scale_down_seconds):.0f} s needed up to {peak:.2f}; {told}"
         return _Wish(present, Reason.WATCHING if watched < settings.scale_down_seconds else Reason.SETTLED, text)
     return _Wish(present - 1, Reason.DEMAND_FELL, f"{peak:.2f} needed at most in {watched:.0f} s; {told}")
+
+
+def sufficient(present: int, state: State, settings: PolicySettings, now: float) -> float:
+    """The largest demand for which one replica fewer suffices, with a margin so that chance does not ask it back.
+
+    A removal that had to be undone all the same is not tried again for nearly the same demand.
+    """
+    fewer = (present - 1) * (1.0 - settings.tolerance)
+    if (
+        state.regret is not None
+        and state.regret.count == present - 1
+        and now - state.regret.time < settings.regret_seconds
+    ):
+        return min(fewer, state.regret.needed * (1.0 - settings.tolerance))
+    return fewer
 
 
 def _bounded_by_supply(
@@ -181,12 +201,24 @@ def _conclude(
 ) -> Recommendation:
     before = fleet.replicas
     if wish.count != before:
+        state = _regretted(state, settings, wish.count, before, now)
+        if wish.reason == Reason.DEMAND_FELL:
+            peak = max((item[1] for item in state.demands), default=0.0)
+            state = replace(state, removal=Removal(now, wish.count, peak))
         state = state.with_change(Change(now, before, wish.count, wish.reason.value, wish.message))
     if wish.count == 0:
         state = replace(state, zero_since=state.zero_since if before == 0 and state.zero_since is not None else now)
     else:
         state = replace(state, zero_since=None)
     return Recommendation(wish.count, wish.reason, wish.message, state, numbers)
+
+
+def _regretted(state: State, settings: PolicySettings, count: int, before: int, now: float) -> State:
+    """Note a removal that is undone soon after."""
+    last = state.removal
+    if last is None or count <= before or before != last.count or now - last.time > 3 * settings.scale_down_seconds:
+        return state
+    return replace(state, regret=replace(last, time=now), removal=None)
 
 
 def describe(numbers: Numbers, settings: PolicySettings) -> str:

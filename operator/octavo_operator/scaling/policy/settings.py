@@ -24,13 +24,17 @@ class PolicySettings:
     """Share of the blocks that counts as sustained until a queue was seen, and at most."""
     settle_seconds: float = 30.0
     """After a pod became ready its uses teach nothing: caches and graphs are cold."""
-    drain_backlog_seconds: float = 30.0
+    drain_backlog_seconds: float = 60.0
     """Waiting requests count as arrivals that shall be served within this time."""
+    burst_deviations: float = 2.0
+    """By how many standard deviations recent arrivals are discounted before they count as a burst."""
     residency_seconds: float = 60.0
     """Time constant of the mean residency."""
     rise_seconds: float = 60.0
     """Over this time the count grows by at most max(rise_least, 100 %)."""
-    rise_least: int = 2
+    rise_least: int = 4
+    regret_seconds: float = 3600.0
+    """How long a removal that had to be undone is remembered."""
     unschedulable_seconds: float = 300.0
     """A replica for which no node was found this long is withdrawn; less would outrun an autoscaler of nodes."""
     retry_seconds: float = 300.0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .fleet import Kind
+from .residency import Residency
 
 VERSION = 1
 KEPT_USES = 10
@@ -29,15 +30,25 @@ class Change:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A replica that went."""
+
+    time: float
+    count: int
+    """Replicas that were left."""
+    needed: float
+    """Largest demand, in replicas, of the window before."""
+
+
 @dataclass(frozen=True)
 class State:
     """Small and immutable; each decision returns the next one."""
 
     uses: Mapping[Kind, tuple[float, ...]] = field(default_factory=dict)
     """By kind, the last tokens in use that a replica was seen to sustain."""
-    residency: float | None = None
-    """Mean token-seconds that a request holds the cache."""
-    residency_at: float = 0.0
+    residency: Residency | None = None
+    """Token-seconds that a request holds the cache."""
     demands: tuple[tuple[float, float], ...] = ()
     """(time, replicas needed), falling: each the largest since its time. Covers the scale-down window."""
     watched_since: float | None = None
@@ -48,6 +59,10 @@ class State:
     blocked_until: float = 0.0
     """Until then nothing is added: no accelerator was found."""
     zero_since: float | None = None
+    removal: Removal | None = None
+    """The last one for want of demand."""
+    regret: Removal | None = None
+    """The last one that had to be undone, and when it was."""
     changes: tuple[Change, ...] = ()
 
     def learned(self, kind: Kind) -> float | None:

@@ -38,6 +38,8 @@ class Numbers:
     """Sustained by one replica; None while no replica tells."""
     needed: float | None = None
     """Replicas, before rounding; None while nothing is known."""
+    steady: float | None = None
+    """The part of it that the whole window bears out: what removals are judged by."""
     active_tokens: float = 0.0
     waiting: float = 0.0
     arrivals_per_second: float = 0.0
