@@ -74,7 +74,11 @@ def _remember(fleet: Fleet, state: State, settings: PolicySettings, numbers: Num
     if numbers.steady is None:
         # A gap: demand was not seen, so the window starts anew once it is.
         return replace(state, watched_since=None, demands=(), idle_since=None)
-    kept = [item for item in state.demands if now - item[0] <= settings.scale_down_seconds and item[1] > numbers.steady]
+    kept = [
+        item
+        for item in state.demands
+        if now - item[0] <= _watch_seconds(state, settings, now) and item[1] > numbers.steady
+    ]
     quiet = not numbers.unknown and all(
         seen.running <= 0 and seen.waiting <= 0 and not seen.arrivals for _, seen in fleet.known()
     )
@@ -97,11 +101,12 @@ def _awake(fleet: Fleet, state: State, settings: PolicySettings, numbers: Number
     count = wished(numbers.needed, present, settings.tolerance)
     preempted = sum(seen.preemptions for _, seen in fleet.known())
     told = describe(numbers, settings)
-    # What happened before the youngest replica served is no reason for one more.
+    # Preemptions from before the youngest replica served, or on a few of many, are no reason for one more.
     settled = fleet.pending == 0 and all(
-        now - pod.ready_since >= WINDOW_SECONDS for pod in fleet.pods if pod.ready_since
+        pod.ready_since is None or now - pod.ready_since >= WINDOW_SECONDS for pod in fleet.pods
     )
-    if preempted > 0 and settled and count <= present:
+    hit = sum(seen.preemptions > 0 for _, seen in fleet.known())
+    if settled and 2 * hit >= max(1, fleet.ready) and count <= present:
         return _Wish(present + 1, Reason.PREEMPTIONS, f"{preempted:.0f} requests lost their cache blocks; {told}")
     if count > present:
         return _Wish(count, Reason.DEMAND_GREW, told)
@@ -127,11 +132,19 @@ def _removal(
     if preempted > 0:
         return _Wish(present, Reason.PREEMPTIONS, f"held: {preempted:.0f} requests lost their cache blocks; {told}")
     watched = now - state.watched_since if state.watched_since is not None else 0.0
+    wanted = _watch_seconds(state, settings, now)
     peak = max((item[1] for item in state.demands), default=0.0)
-    if watched < settings.scale_down_seconds or peak > sufficient(present, state, settings, now):
-        text = f"the last {min(watched, settings.scale_down_seconds):.0f} s needed up to {peak:.2f}; {told}"
-        return _Wish(present, Reason.WATCHING if watched < settings.scale_down_seconds else Reason.SETTLED, text)
-    return _Wish(present - 1, Reason.DEMAND_FELL, f"{peak:.2f} needed at most in {watched:.0f} s; {told}")
+    if watched < wanted or peak > sufficient(present, state, settings, now):
+        text = f"the last {min(watched, wanted):.0f} s needed up to {peak:.2f}; {told}"
+        return _Wish(present, Reason.WATCHING if watched < wanted else Reason.SETTLED, text)
+    return _Wish(present - 1, Reason.DEMAND_FELL, f"{peak:.2f} needed at most in {wanted:.0f} s; {told}")
+
+
+def _watch_seconds(state: State, settings: PolicySettings, now: float) -> float:
+    """How long demand must have been smaller: longer after removals that had to be undone, for spikes come again."""
+    if state.regret is None or now - state.regret.time >= settings.regret_seconds:
+        return settings.scale_down_seconds
+    return settings.scale_down_seconds * state.stretch
 
 
 def sufficient(present: int, state: State, settings: PolicySettings, now: float) -> float:
@@ -139,14 +152,11 @@ def sufficient(present: int, state: State, settings: PolicySettings, now: float)
 
     A removal that had to be undone all the same is not tried again for nearly the same demand.
     """
-    fewer = (present - 1) * (1.0 - settings.tolerance)
-    if (
-        state.regret is not None
-        and state.regret.count == present - 1
-        and now - state.regret.time < settings.regret_seconds
-    ):
-        return min(fewer, state.regret.needed * (1.0 - settings.tolerance))
-    return fewer
+    limit = (present - 1) * (1.0 - settings.tolerance)
+    for memory, margin in ((state.regret, 1.0), (state.strained, 2.0)):
+        if memory is not None and memory.count == present - 1 and now - memory.time < settings.regret_seconds:
+            limit = min(limit, memory.needed * (1.0 - margin * settings.tolerance))
+    return limit
 
 
 def _bounded_by_supply(
@@ -202,6 +212,9 @@ def _conclude(
     before = fleet.replicas
     if wish.count != before:
         state = _regretted(state, settings, wish.count, before, now)
+        if wish.reason == Reason.PREEMPTIONS and (numbers.steady or 0.0) > 0.8 * before:
+            # This count did not suffice for this demand, whatever the arithmetic says.
+            state = replace(state, strained=Removal(now, before, numbers.steady or 0.0))
         if wish.reason == Reason.DEMAND_FELL:
             peak = max((item[1] for item in state.demands), default=0.0)
             state = replace(state, removal=Removal(now, wish.count, peak))
@@ -216,9 +229,12 @@ def _conclude(
 def _regretted(state: State, settings: PolicySettings, count: int, before: int, now: float) -> State:
     """Note a removal that is undone soon after."""
     last = state.removal
-    if last is None or count <= before or before != last.count or now - last.time > 3 * settings.scale_down_seconds:
+    soon = last is not None and now - last.time <= max(settings.scale_down_seconds, settings.rise_seconds)
+    if last is None or not soon or count <= before or before != last.count:
         return state
-    return replace(state, regret=replace(last, time=now), removal=None)
+    lately = state.regret is not None and now - state.regret.time < settings.regret_seconds
+    stretch = min(settings.most_stretch, 2.0 * (state.stretch if lately else 1.0))
+    return replace(state, regret=replace(last, time=now), removal=None, stretch=stretch)
 
 
 def describe(numbers: Numbers, settings: PolicySettings) -> str:

@@ -36,7 +36,7 @@ def _learn_residency(fleet: Fleet, state: State, settings: PolicySettings, now: 
     held = finished = room = 0.0
     for _, seen in fleet.known():
         # A pod seen for a moment has begun requests and ended none.
-        if seen.completions is not None and seen.seen_seconds >= WINDOW_SECONDS / 2:
+        if seen.completions is not None and seen.seen_seconds >= 0.75 * WINDOW_SECONDS:
             held += seen.active_mean_tokens * seen.seen_seconds
             finished += seen.completions
             room += seen.capacity_tokens * seen.seen_seconds

@@ -24,7 +24,7 @@ class PolicySettings:
     """Share of the blocks that counts as sustained until a queue was seen, and at most."""
     settle_seconds: float = 30.0
     """After a pod became ready its uses teach nothing: caches and graphs are cold."""
-    drain_backlog_seconds: float = 60.0
+    drain_backlog_seconds: float = 120.0
     """Waiting requests count as arrivals that shall be served within this time."""
     burst_deviations: float = 2.0
     """By how many standard deviations recent arrivals are discounted before they count as a burst."""
@@ -35,6 +35,8 @@ class PolicySettings:
     rise_least: int = 4
     regret_seconds: float = 3600.0
     """How long a removal that had to be undone is remembered."""
+    most_stretch: float = 4.0
+    """Each removal that had to be undone doubles the scale-down window, up to this."""
     unschedulable_seconds: float = 300.0
     """A replica for which no node was found this long is withdrawn; less would outrun an autoscaler of nodes."""
     retry_seconds: float = 300.0

@@ -63,6 +63,10 @@ class State:
     """The last one for want of demand."""
     regret: Removal | None = None
     """The last one that had to be undone, and when it was."""
+    strained: Removal | None = None
+    """The last count at which requests lost their cache blocks, and the demand then."""
+    stretch: float = 1.0
+    """By how much the scale-down window is longer since."""
     changes: tuple[Change, ...] = ()
 
     def learned(self, kind: Kind) -> float | None:

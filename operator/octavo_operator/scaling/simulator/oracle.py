@@ -17,7 +17,7 @@ from .profile import Profile
 from .report import SLO, Figures, figures
 from .scalers import Planned
 
-SHARES = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5, 0.45, 0.4, 0.3)
+SHARES = (1.3, 1.2, 1.1, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5, 0.45, 0.4, 0.3)
 
 
 def work_seconds(profile: Profile, prompt_tokens: int, output_tokens: int) -> float:

@@ -51,6 +51,23 @@ class Profile:
 _MAY_BE_ZERO = {"sequence_seconds", "cached_token_seconds", "startup_seconds"}
 
 
+PROFILES = {
+    "l4-8b": Profile(),
+    "h100-8b": Profile(
+        name="h100-8b",
+        capacity_tokens=410_000.0,
+        max_sequences=512,
+        step_seconds=0.0075,
+        sequence_seconds=2e-5,
+        cached_token_seconds=5.5e-8,
+        prompt_token_seconds=4e-5,
+        chunk_tokens=2048,
+        cost_per_hour=4.0,
+    ),
+}
+"""Estimates from published bandwidths and compute of the cards for a model of 8 billion weights in bfloat16."""
+
+
 def read_profile(path: Path) -> Profile:
     """From a JSON file: an object with fields of Profile, or a result of the server's own benchmark."""
     try:

@@ -16,6 +16,8 @@ from octavo_operator.scaling.sample import Sample
 from .profile import Profile
 
 _EPSILON = 1e-9
+_WATERMARK = 0.99
+"""Share of the cache that admission may fill: what runs needs some room to grow."""
 
 
 @dataclass(slots=True)
@@ -91,7 +93,7 @@ class Replica:
         profile = self.profile
         if self._head is None and self.waiting and len(self._decoding) < profile.max_sequences:
             request = self.waiting[0]
-            if self.kv + request.held <= profile.capacity_tokens or not self._decoding:
+            if self.kv + request.held <= _WATERMARK * profile.capacity_tokens or not self._decoding:
                 self.waiting.popleft()
                 self.waiting_tokens -= request.held
                 self._head, self._head_left = request, max(1.0, request.held)
@@ -169,6 +171,13 @@ class Replica:
 
     def _preempt(self) -> None:
         """The youngest loses its blocks and goes back to the head of the queue, to be computed again."""
+        if self._head is not None:
+            head, self._head = self._head, None
+            self.kv -= head.held
+            self.waiting.appendleft(head)
+            self.waiting_tokens += head.held
+            self.preemptions += 1
+            return
         index = max(range(len(self._decoding)), key=lambda at: self._decoding[at][1])
         due, _, request = self._decoding.pop(index)
         heapq.heapify(self._decoding)
