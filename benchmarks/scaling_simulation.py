@@ -20,7 +20,7 @@ from octavo_operator.scaling.simulator.loads import Load, read_trace, shapes
 from octavo_operator.scaling.simulator.profile import PROFILES, Profile
 from octavo_operator.scaling.simulator.report import SLO
 
-from benchmarks.common import Row, write_result
+from benchmarks.common import Row, read_results, write_result
 
 TRACE = Path(__file__).parent / "scaling_traces" / "azure-llm-2023-code.csv"
 MOST = 40
@@ -81,7 +81,10 @@ def main() -> None:
         found = compare(load, scene, SLO(), PolicySettings(1, MOST))
         print(f"{load.name} ({profile.name})\n{table(found)}\n")
         result += rows(found)
-    write_result("scaling-simulation", result, command="python benchmarks/scaling_simulation.py")
+    before = next((item["rows"] for item in read_results() if item["topic"] == "scaling-simulation"), [])
+    scraped = [row for row in before if row["name"].startswith("scrape:")]
+    command = "python benchmarks/scaling_simulation.py; python benchmarks/scaling_scrape.py"
+    write_result("scaling-simulation", [*result, *scraped], command=command)
 
 
 if __name__ == "__main__":
