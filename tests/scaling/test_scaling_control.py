@@ -172,6 +172,16 @@ def test_external_mode_publishes_a_recommendation_and_leaves_the_count_alone():
     assert scaled.asked == 0
 
 
+def test_external_mode_keeps_what_was_learned_in_status():
+    scaled = Scaled(service(scaling={"mode": "External"}, replicas=1), pod(0))
+    scaled.live(90, active=2_000, waiting=5)
+    assert scaled.plan().status["scaling"] == {
+        "desired": 1,
+        "capacities": [{"nodeType": "aaaaaaaa", "template": "bbbbbbbbbb", "tokens": 2000}],
+    }
+    assert scaled.asked == 1
+
+
 def test_a_change_of_mode_moves_no_count():
     fixed = Scaled(service(scaling={"mode": "Fixed"}, replicas=5))
     status = fixed.plan().status

@@ -21,7 +21,7 @@ from octavo_operator.metrics import REGISTRY
 from octavo_operator.plan import Facts, Plan, plan
 
 from .observe import engaged, observe, policy_settings, servers, target
-from .overlay import Decision, count_in_force, for_planning, published, state_from, with_decision
+from .overlay import Decision, count_in_force, for_planning, published, state_from, with_capacities, with_decision
 from .policy import Reason, State, recommend
 from .policy.state import KEPT_CHANGES
 from .sample import Reading
@@ -78,15 +78,14 @@ class Autoscaler:
     def plan(self, facts: Facts) -> Plan:
         """The plan with the count that load asks for, where load has a say."""
         meta = facts.service["metadata"]
-        spec = self._spec((meta["namespace"], meta["name"]))
-        if spec is None or spec.scaling.mode != ScalingMode.OPERATOR or not self._has_say(facts, spec):
-            return plan(facts)
         key = (meta["namespace"], meta["name"])
+        spec = self._spec(key)
+        if spec is None or not engaged(spec, self._wake.wake(facts.service)):
+            return plan(facts)
+        if spec.scaling.mode != ScalingMode.OPERATOR:
+            return with_capacities(plan(facts), self._service(key, facts).decision)
         decision = self._service(key, facts).decision or self._first(facts, spec)
         return with_decision(plan(replace(facts, service=for_planning(facts.service, decision))), facts, decision)
-
-    def _has_say(self, facts: Facts, spec: InferenceServiceSpec) -> bool:
-        return engaged(spec, self._wake.wake(facts.service))
 
     def _first(self, facts: Facts, spec: InferenceServiceSpec) -> Decision:
         """Before the first decision, and after a restart: what is."""
@@ -204,8 +203,8 @@ class Autoscaler:
         NEEDED.labels(*key).set(numbers.needed or 0.0)
         CAPACITY.labels(*key).set(numbers.capacity_tokens or 0.0)
         UNKNOWN.labels(*key).set(numbers.unknown)
-        if own.decision != before and not external:
-            if fresh:
+        if own.decision.capacities != before.capacities or (own.decision != before and not external):
+            if fresh and not external:
                 log.info(
                     "%s/%s: %d → %d replicas, %s: %s", *key, replicas, answer.desired, answer.reason, answer.message
                 )

@@ -64,9 +64,7 @@ def with_decision(wanted: Plan, facts: Facts, decision: Decision) -> Plan:
     if changes:
         scaling["changes"] = changes
     if decision.capacities:
-        scaling["capacities"] = [
-            {"nodeType": kind, "template": template, "tokens": tokens} for kind, template, tokens in decision.capacities
-        ]
+        scaling["capacities"] = _capacities(decision)
     events = [
         Event(
             "Normal",
@@ -77,6 +75,18 @@ def with_decision(wanted: Plan, facts: Facts, decision: Decision) -> Plan:
     ]
     status = {**wanted.status, "conditions": found, "scaling": scaling}
     return replace(wanted, status=status, events=(*wanted.events, *events), seed_replicas=None)
+
+
+def with_capacities(wanted: Plan, decision: Decision | None) -> Plan:
+    """The plan of a service whose count another scaler sets: what was learned is kept in its status all the same."""
+    if decision is None or not decision.capacities:
+        return wanted
+    scaling = {**(wanted.status.get("scaling") or {}), "capacities": _capacities(decision)}
+    return replace(wanted, status={**wanted.status, "scaling": scaling})
+
+
+def _capacities(decision: Decision) -> list[Object]:
+    return [{"nodeType": kind, "template": name, "tokens": tokens} for kind, name, tokens in decision.capacities]
 
 
 def _verdict(decision: Decision) -> Verdict:
