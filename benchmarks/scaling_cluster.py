@@ -29,7 +29,7 @@ from benchmarks.common import ROOT, Row, read_results, write_result
 from benchmarks.operator_process import NAMESPACE, run_program, wait_until
 
 SPACE, NAME = "team", "chat"
-COMMAND = "python benchmarks/scaling_simulation.py; python benchmarks/scaling_scrape.py"
+COMMAND = "python benchmarks/scaling_simulation.py, scaling_scrape.py, scaling_cluster.py [--kill-operator]"
 PHASES = ((20.0, 1.5), (90.0, 10.0), (125.0, 0.4))
 """(seconds, requests per second); one replica serves 4 per second."""
 SERVICE: dict[str, Any] = {

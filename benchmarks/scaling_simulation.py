@@ -82,9 +82,9 @@ def main() -> None:
         print(f"{load.name} ({profile.name})\n{table(found)}\n")
         result += rows(found)
     before = next((item["rows"] for item in read_results() if item["topic"] == "scaling-simulation"), [])
-    scraped = [row for row in before if row["name"].startswith("scrape:")]
-    command = "python benchmarks/scaling_simulation.py; python benchmarks/scaling_scrape.py"
-    write_result("scaling-simulation", [*result, *scraped], command=command)
+    measured = [row for row in before if row["name"].startswith(("scrape:", "cluster"))]
+    command = "python benchmarks/scaling_simulation.py, scaling_scrape.py, scaling_cluster.py [--kill-operator]"
+    write_result("scaling-simulation", [*result, *measured], command=command)
 
 
 if __name__ == "__main__":
