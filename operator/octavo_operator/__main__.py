@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .api.schema import render_crds
-from .scaling.simulator.command import SIMULATE, add_arguments
-from .scaling.simulator.command import run as simulate
 from .settings import LeaseSettings, Settings, SettingsError, account_folder, read_catalogue
 
 REFUSED, FAILED = 2, 1
@@ -71,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     _add(run, "--lease-renew-seconds", type=float, default=10.0, what="within which the leader must renew, or end")
     _add(run, "--lease-retry-seconds", type=float, default=2.0, what="between tries to take or renew the Lease")
     _add(run, "--log-level", choices=("Debug", "Info", "Warning", "Error"), default="Info", what="what is logged")
-    add_arguments(commands.add_parser("simulate", help="compare scaling policies on a load", description=SIMULATE))
+    from .scaling.simulator.command import add_simulate
+
+    add_simulate(commands)
     commands.add_parser("crds", help="print the CRDs", description="Print the CRDs as YAML.")
     return parser
 
@@ -126,12 +126,14 @@ def _settings(flags: argparse.Namespace) -> Settings:
 
 
 def _act(flags: argparse.Namespace) -> None:
+    if flags.command == "simulate":
+        from .scaling.simulator.command import simulate
+
+        simulate(flags)
+        return
     if flags.command == "crds":
         # crds/ holds a kustomization beside them, which is no object of a cluster.
         print("---\n".join(text for name, text in render_crds().items() if name != "kustomization.yaml"), end="")
-        return
-    if flags.command == "simulate":
-        simulate(flags)
         return
     settings = _settings(flags)
     if flags.command == "run":

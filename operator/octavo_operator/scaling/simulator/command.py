@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from octavo_operator.scaling.policy import PolicySettings
 from octavo_operator.settings import SettingsError
@@ -42,6 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print figures as JSON instead of tables")
 
 
+def add_simulate(commands: argparse._SubParsersAction[Any]) -> None:
+    """The command among the operator's."""
+    add_arguments(commands.add_parser("simulate", help="compare scaling policies on a load", description=SIMULATE))
+
+
 def profile_of(name: str) -> Profile:
     """A built-in profile by name, or one from a file."""
     return PROFILES[name] if name in PROFILES else read_profile(Path(name))
@@ -59,7 +65,7 @@ def loads_of(names: list[str], rate: float, hours: float, seed: int) -> Iterator
             yield read_trace(Path(name), rate, seed=seed)
 
 
-def run(flags: argparse.Namespace) -> None:
+def simulate(flags: argparse.Namespace) -> None:
     """Print a table and a drawing per load; raises SettingsError."""
     try:
         if not (flags.rate > 0 and flags.hours > 0):
