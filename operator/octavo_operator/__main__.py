@@ -1,4 +1,4 @@
-"""Commands: run, crds, explain."""
+"""Commands: run, crds, explain, simulate."""
 
 from __future__ import annotations
 
@@ -96,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     _add(run, "--lease-renew-seconds", type=float, default=10.0, what="within which the leader must renew, or end")
     _add(run, "--lease-retry-seconds", type=float, default=2.0, what="between tries to take or renew the Lease")
     _add(run, "--log-level", choices=("Debug", "Info", "Warning", "Error"), default="Info", what="what is logged")
+    from .scaling.simulator.command import add_simulate
+
+    add_simulate(commands)
     commands.add_parser("crds", help="print the CRDs", description="Print the CRDs as YAML.")
     return parser
 
@@ -177,6 +180,11 @@ async def _explain(flags: argparse.Namespace) -> str:
 
 
 def _act(flags: argparse.Namespace) -> None:
+    if flags.command == "simulate":
+        from .scaling.simulator.command import simulate
+
+        simulate(flags)
+        return
     if flags.command == "crds":
         # crds/ holds a kustomization beside them, which is no object of a cluster.
         print(

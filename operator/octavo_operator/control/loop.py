@@ -20,6 +20,7 @@ from octavo_operator.cluster.lease import Leadership, LeaseLost
 from octavo_operator.cluster.resources import NODES, SERVICES, Resource, watched
 from octavo_operator.cluster.watches import Watches
 from octavo_operator.plan import PlanSettings
+from octavo_operator.scaling.autoscaler import Autoscaler
 from octavo_operator.settings import Settings, SettingsError
 
 from .health import Health, serve
@@ -136,7 +137,8 @@ async def _lead(client: Client, settings: Settings, health: Health, leadership: 
         if event is None:
             relister.wish(resource)
 
-    reconciler = Reconciler(client, indexes, plan_settings(settings), _now, queue.add, relister.wish)
+    scaler = Autoscaler(indexes, queue.add)
+    reconciler = Reconciler(client, indexes, plan_settings(settings), _now, queue.add, relister.wish, scaler.plan)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_keep_leading(leadership), name="lease")
         await first_fill(client, indexes, settings)
@@ -148,6 +150,7 @@ async def _lead(client: Client, settings: Settings, health: Health, leadership: 
         for resource in watched(settings.nodes_access):
             relister.wish(resource)
         tasks.create_task(relister.run(), name="lists")
+        tasks.create_task(scaler.run(), name="scaling")
         tasks.create_task(_gauges(indexes, queue), name="gauges")
         for number in range(settings.workers):
             tasks.create_task(_work(queue, reconciler), name=f"worker {number}")

@@ -37,10 +37,11 @@ class Reconciler:
         now: Callable[[], datetime],
         ask: Callable[[Key], None] = lambda _key: None,
         relist: Callable[[Resource], None] = lambda _resource: None,
+        planned: Callable[[Facts], Plan] = plan,
     ) -> None:
-        """`ask` queues a service, `relist` wishes for a complete list of a kind."""
+        """`ask` queues a service, `relist` wishes for a complete list of a kind, `planned` makes the plan."""
         self._client, self._indexes, self._settings, self._now = client, indexes, settings, now
-        self._ask, self._relist = ask, relist
+        self._ask, self._relist, self._planned = ask, relist, planned
         self._recorder = Recorder(client)
         self._contested: dict[tuple[str, str], tuple[str, float]] = {}
 
@@ -66,7 +67,7 @@ class Reconciler:
         facts = self.facts(key)
         if facts is None:
             return None
-        wanted = plan(facts)
+        wanted = self._planned(facts)
         if wanted.seed_replicas is not None:
             self._keep(await self._client.seed_replicas(SERVICES, facts.service, wanted.seed_replicas))
         try:

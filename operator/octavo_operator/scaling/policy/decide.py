@@ -1,0 +1,248 @@
+"""The decision: from demand to a count, with every guard of the design in one order.
+
+1. learn from the readings; 2. demand → a wished count, with tolerance; 3. removal only when nothing speaks against it;
+4. growth bounded; 5. accelerators that do not come are given up; 6. bounds of the service; 7. to and from zero.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from octavo_operator.scaling.window import WINDOW_SECONDS
+
+from .demand import demand, learn
+from .fleet import Fleet
+from .settings import PolicySettings
+from .state import Change, Removal, State
+from .verdict import Numbers, Reason, Recommendation
+
+_ENDLESS = 1e6
+"""More than any service may have."""
+
+
+@dataclass(frozen=True)
+class _Wish:
+    count: int
+    reason: Reason
+    message: str
+
+
+def wished(needed: float, present: int, tolerance: float) -> int:
+    """The count for a demand: the present one within the tolerance, else the demand rounded up."""
+    if present > 0 and abs(needed / present - 1.0) <= tolerance:
+        return present
+    # A demand of 3.0000001 from rounding asks for 3.
+    return math.ceil(min(needed, _ENDLESS) - 1e-6)
+
+
+def recommend(fleet: Fleet, state: State, settings: PolicySettings, now: float) -> Recommendation:
+    """The count to have now, why, and the state for the next decision. `now`: seconds on the readings' clock."""
+    state = learn(fleet, state, settings, now)
+    numbers = demand(fleet, state, settings)
+    state = _remember(fleet, state, settings, numbers, now)
+    floor, sleepy = _floor(fleet, settings)
+    if fleet.replicas == 0 and floor == 0:
+        wish = _sleeping(fleet, state)
+    else:
+        wish = _awake(fleet, state, settings, numbers, now)
+        if floor == 0 and _may_sleep(fleet, state, settings, now):
+            wish = _Wish(0, Reason.IDLE, f"no request for {settings.idle_seconds:.0f} s")
+        elif wish.count < max(1, floor):
+            wish = _Wish(max(1, floor), Reason.WITHIN_BOUNDS, f"scaling.minReplicas is {settings.min_replicas}")
+        elif wish.count > settings.max_replicas:
+            text = f"{wish.message}; scaling.maxReplicas is {settings.max_replicas}"
+            wish = _Wish(settings.max_replicas, Reason.AT_MAXIMUM, text)
+    wish, state = _bounded_by_supply(fleet, state, settings, wish, now)
+    if sleepy and wish.count == fleet.replicas == 1 and wish.reason in (Reason.SETTLED, Reason.WITHIN_BOUNDS):
+        text = "scaling.minReplicas 0 acts as 1: nothing in front of the service holds requests while it sleeps"
+        wish = _Wish(1, Reason.NO_WAKE_SOURCE, text)
+    return _conclude(fleet, state, settings, wish, numbers, now)
+
+
+def _floor(fleet: Fleet, settings: PolicySettings) -> tuple[int, bool]:
+    """Fewest replicas, and whether a wish for zero is denied for want of a wake source."""
+    if settings.min_replicas > 0:
+        return settings.min_replicas, False
+    return (1, True) if fleet.wake is None else (0, False)
+
+
+def _remember(fleet: Fleet, state: State, settings: PolicySettings, numbers: Numbers, now: float) -> State:
+    """Keep the window of demands, the counts of the rise window, and since when there was no load."""
+    counts = [item for item in state.counts if now - item[0] <= settings.rise_seconds]
+    state = replace(state, counts=(*counts, (now, fleet.replicas)))
+    if numbers.steady is None:
+        # A gap: demand was not seen, so the window starts anew once it is.
+        return replace(state, watched_since=None, demands=(), idle_since=None)
+    kept = [
+        item
+        for item in state.demands
+        if now - item[0] <= _watch_seconds(state, settings, now) and item[1] > numbers.steady
+    ]
+    quiet = not numbers.unknown and all(
+        seen.running <= 0 and seen.waiting <= 0 and not seen.arrivals for _, seen in fleet.known()
+    )
+    return replace(
+        state,
+        demands=(*kept, (now, numbers.steady)),
+        watched_since=now if state.watched_since is None else state.watched_since,
+        idle_since=(now if state.idle_since is None else state.idle_since) if quiet else None,
+    )
+
+
+def _awake(fleet: Fleet, state: State, settings: PolicySettings, numbers: Numbers, now: float) -> _Wish:
+    present = fleet.replicas
+    missing = fleet.unknown()
+    if numbers.needed is None:
+        if missing:
+            pod, seen = missing[0]
+            return _Wish(present, Reason.METRICS_MISSING, f"held: no pod tells its load; {pod.name}: {seen.why}")
+        return _Wish(present, Reason.STARTING, "held: no replica serves yet")
+    count = wished(numbers.needed, present, settings.tolerance)
+    preempted = sum(seen.preemptions for _, seen in fleet.known())
+    told = describe(numbers, settings)
+    # Preemptions from before the youngest replica served, or on a few of many, are no reason for one more.
+    settled = fleet.pending == 0 and all(
+        pod.ready_since is None or now - pod.ready_since >= WINDOW_SECONDS for pod in fleet.pods
+    )
+    hit = sum(seen.preemptions > 0 for _, seen in fleet.known())
+    if settled and 2 * hit >= max(1, fleet.ready) and count <= present:
+        return _Wish(present + 1, Reason.PREEMPTIONS, f"{preempted:.0f} requests lost their cache blocks; {told}")
+    if count > present:
+        return _Wish(count, Reason.DEMAND_GREW, told)
+    if count == present:
+        return _Wish(present, Reason.SETTLED, told)
+    return _removal(fleet, state, settings, numbers, preempted, told, now)
+
+
+def _removal(
+    fleet: Fleet, state: State, settings: PolicySettings, numbers: Numbers, preempted: float, told: str, now: float
+) -> _Wish:
+    """One replica fewer, or the reason why not."""
+    present = fleet.replicas
+    missing = fleet.unknown()
+    if missing:
+        pod, seen = missing[0]
+        why = f"held: {len(missing)} of {fleet.ready} pods unknown; {pod.name}: {seen.why}"
+        return _Wish(present, Reason.METRICS_MISSING, why)
+    if fleet.pending:
+        return _Wish(present, Reason.STARTING, f"held: {fleet.pending} replicas still start; {told}")
+    if fleet.rolling:
+        return _Wish(present, Reason.ROLLING_OUT, f"held while a rollout goes on; {told}")
+    if preempted > 0:
+        return _Wish(present, Reason.PREEMPTIONS, f"held: {preempted:.0f} requests lost their cache blocks; {told}")
+    watched = now - state.watched_since if state.watched_since is not None else 0.0
+    wanted = _watch_seconds(state, settings, now)
+    peak = max((item[1] for item in state.demands), default=0.0)
+    if watched < wanted or peak > sufficient(present, state, settings, now):
+        text = f"the last {min(watched, wanted):.0f} s needed up to {peak:.2f}; {told}"
+        return _Wish(present, Reason.WATCHING if watched < wanted else Reason.SETTLED, text)
+    return _Wish(present - 1, Reason.DEMAND_FELL, f"{peak:.2f} needed at most in {wanted:.0f} s; {told}")
+
+
+def _watch_seconds(state: State, settings: PolicySettings, now: float) -> float:
+    """How long demand must have been smaller: longer after removals that had to be undone, for spikes come again."""
+    if state.regret is None or now - state.regret.time >= settings.regret_seconds:
+        return settings.scale_down_seconds
+    return settings.scale_down_seconds * state.stretch
+
+
+def sufficient(present: int, state: State, settings: PolicySettings, now: float) -> float:
+    """The largest demand for which one replica fewer suffices, with a margin so that chance does not ask it back.
+
+    A removal that had to be undone all the same is not tried again for nearly the same demand.
+    """
+    limit = (present - 1) * (1.0 - settings.tolerance)
+    for memory, margin in ((state.regret, 1.0), (state.strained, 2.0)):
+        if memory is not None and memory.count == present - 1 and now - memory.time < settings.regret_seconds:
+            limit = min(limit, memory.needed * (1.0 - margin * settings.tolerance))
+    return limit
+
+
+def _bounded_by_supply(
+    fleet: Fleet, state: State, settings: PolicySettings, wish: _Wish, now: float
+) -> tuple[_Wish, State]:
+    """Growth within its limit, and nothing asked for that the scheduler can't place."""
+    present = fleet.replicas
+    stuck = fleet.stuck(now, settings.unschedulable_seconds)
+    if fleet.spare:
+        state = replace(state, blocked_until=0.0)
+    if stuck and not fleet.spare:
+        state = replace(state, blocked_until=now + settings.retry_seconds)
+        left = max(fleet.ready, present - stuck, 1)
+        if left < wish.count or left < present:
+            patience = f"{settings.unschedulable_seconds:.0f} s"
+            text = f"{stuck} replicas withdrawn: no node with a free accelerator for {patience}"
+            return _Wish(min(left, present), Reason.WAITING_FOR_ACCELERATOR, f"{text}; {wish.message}"), state
+    if wish.count <= present:
+        return wish, state
+    if now < state.blocked_until:
+        text = f"{wish.count} needed; next try in {state.blocked_until - now:.0f} s or when an accelerator becomes free"
+        return _Wish(present, Reason.WAITING_FOR_ACCELERATOR, text), state
+    base = min((count for _, count in state.counts), default=present)
+    most = max(present, base + max(settings.rise_least, base))
+    if wish.count > most:
+        text = f"{wish.count} needed, limited to {most} within {settings.rise_seconds:.0f} s; {wish.message}"
+        return _Wish(most, Reason.RISE_LIMITED, text), state
+    return wish, state
+
+
+def _may_sleep(fleet: Fleet, state: State, settings: PolicySettings, now: float) -> bool:
+    idle = state.idle_since is not None and now - state.idle_since >= settings.idle_seconds
+    asked = fleet.wake.requested_at if fleet.wake is not None else None
+    return (
+        idle
+        and fleet.replicas == 1
+        and not fleet.pending
+        and not fleet.unknown()
+        and (asked is None or now - asked >= settings.idle_seconds)
+    )
+
+
+def _sleeping(fleet: Fleet, state: State) -> _Wish:
+    asked = fleet.wake.requested_at if fleet.wake is not None else None
+    if asked is not None and asked > (state.zero_since if state.zero_since is not None else -math.inf):
+        return _Wish(1, Reason.WOKEN, "a request waits in front of the service")
+    return _Wish(0, Reason.IDLE, "no request since it went to zero")
+
+
+def _conclude(
+    fleet: Fleet, state: State, settings: PolicySettings, wish: _Wish, numbers: Numbers, now: float
+) -> Recommendation:
+    before = fleet.replicas
+    if wish.count != before:
+        state = _regretted(state, settings, wish.count, before, now)
+        if wish.reason == Reason.PREEMPTIONS and (numbers.steady or 0.0) > 0.8 * before:
+            # This count did not suffice for this demand, whatever the arithmetic says.
+            state = replace(state, strained=Removal(now, before, numbers.steady or 0.0))
+        if wish.reason == Reason.DEMAND_FELL:
+            peak = max((item[1] for item in state.demands), default=0.0)
+            state = replace(state, removal=Removal(now, wish.count, peak))
+        state = state.with_change(Change(now, before, wish.count, wish.reason.value, wish.message))
+    if wish.count == 0:
+        state = replace(state, zero_since=state.zero_since if before == 0 and state.zero_since is not None else now)
+    else:
+        state = replace(state, zero_since=None)
+    return Recommendation(wish.count, wish.reason, wish.message, state, numbers)
+
+
+def _regretted(state: State, settings: PolicySettings, count: int, before: int, now: float) -> State:
+    """Note a removal that is undone soon after."""
+    last = state.removal
+    soon = last is not None and now - last.time <= max(settings.scale_down_seconds, settings.rise_seconds)
+    if last is None or not soon or count <= before or before != last.count:
+        return state
+    lately = state.regret is not None and now - state.regret.time < settings.regret_seconds
+    stretch = min(settings.most_stretch, 2.0 * (state.stretch if lately else 1.0))
+    return replace(state, regret=replace(last, time=now), removal=None, stretch=stretch)
+
+
+def describe(numbers: Numbers, settings: PolicySettings) -> str:
+    """A decision's numbers in one line, to be followed by hand."""
+    residency = numbers.residency_token_seconds
+    held = "" if residency is None else f", {residency:.0f} token·s each"
+    return (
+        f"{numbers.demand_tokens:.0f} tokens asked for ({numbers.arrivals_per_second:.2f} req/s{held},"
+        f" {numbers.waiting:.0f} waiting) / ({settings.target:.2f} · {numbers.capacity_tokens or 0:.0f} per replica)"
+        f" = {numbers.needed or 0:.2f} replicas"
+    )

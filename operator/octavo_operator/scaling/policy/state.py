@@ -1,0 +1,118 @@
+"""What the policy remembers. Learned capacity and the last changes live in status; a restart refills the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .fleet import Kind
+from .residency import Residency
+
+VERSION = 1
+KEPT_USES = 10
+KEPT_CHANGES = 10
+KEPT_KINDS = 64
+
+
+class UnknownStateError(ValueError):
+    """A state of a version that this operator does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of the count."""
+
+    time: float
+    before: int
+    after: int
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A replica that went."""
+
+    time: float
+    count: int
+    """Replicas that were left."""
+    needed: float
+    """Largest demand, in replicas, of the window before."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Small and immutable; each decision returns the next one."""
+
+    uses: Mapping[Kind, tuple[float, ...]] = field(default_factory=dict)
+    """By kind, the last tokens in use that a replica was seen to sustain."""
+    residency: Residency | None = None
+    """Token-seconds that a request holds the cache."""
+    demands: tuple[tuple[float, float], ...] = ()
+    """(time, replicas needed), falling: each the largest since its time. Covers the scale-down window."""
+    watched_since: float | None = None
+    """Since when demand was seen without a gap."""
+    counts: tuple[tuple[float, int], ...] = ()
+    """(time, count in force) over the rise window."""
+    idle_since: float | None = None
+    blocked_until: float = 0.0
+    """Until then nothing is added: no accelerator was found."""
+    zero_since: float | None = None
+    removal: Removal | None = None
+    """The last one for want of demand."""
+    regret: Removal | None = None
+    """The last one that had to be undone, and when it was."""
+    strained: Removal | None = None
+    """The last count at which requests lost their cache blocks, and the demand then."""
+    stretch: float = 1.0
+    """By how much the scale-down window is longer since."""
+    changes: tuple[Change, ...] = ()
+
+    def learned(self, kind: Kind) -> float | None:
+        """Mean of the uses seen of a kind; None before there was any."""
+        uses = self.uses.get(kind)
+        return sum(uses) / len(uses) if uses else None
+
+    def with_use(self, kind: Kind, tokens: float) -> State:
+        """One more use of a kind; the oldest kind goes when there are too many."""
+        uses = {key: value for key, value in self.uses.items() if key != kind}
+        uses[kind] = (*self.uses.get(kind, ()), tokens)[-KEPT_USES:]
+        for key in list(uses)[: max(0, len(uses) - KEPT_KINDS)]:
+            del uses[key]
+        return replace(self, uses=uses)
+
+    def with_change(self, change: Change) -> State:
+        """One more change; the oldest goes."""
+        return replace(self, changes=(*self.changes, change)[-KEPT_CHANGES:])
+
+    def dump(self) -> dict[str, Any]:
+        """What outlives a restart, as plain data."""
+        return {
+            "version": VERSION,
+            "capacities": [
+                {"nodeType": kind[0], "template": kind[1], "tokens": round(sum(uses) / len(uses))}
+                for kind, uses in sorted(self.uses.items())
+            ],
+            "changes": [
+                {"time": c.time, "from": c.before, "to": c.after, "reason": c.reason, "message": c.message}
+                for c in self.changes
+            ],
+        }
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> State:
+        """From `dump`; raises UnknownStateError for another version. A learned mean weighs as much as all its uses."""
+        version = data.get("version", VERSION)
+        if version != VERSION:
+            raise UnknownStateError(f"scaling state of version {version}: this operator knows {VERSION}")
+        uses = {
+            (str(item["nodeType"]), str(item["template"])): (float(item["tokens"]),) * KEPT_USES
+            for item in data.get("capacities") or ()
+            if float(item["tokens"]) > 0
+        }
+        changes = tuple(
+            Change(float(c["time"]), int(c["from"]), int(c["to"]), str(c["reason"]), str(c.get("message", "")))
+            for c in data.get("changes") or ()
+        )
+        return cls(uses=uses, changes=changes)
