@@ -11,9 +11,10 @@ from .control.indexes import Indexes
 from .control.listing import fill
 from .control.loop import plan_settings
 from .control.reconcile import Reconciler
-from .plan import difference, plan
+from .plan import difference
 from .plan.node_report import findings, report
 from .plan.planner import resolution_of
+from .scaling.autoscaler import Autoscaler
 from .settings import Settings, SettingsError
 
 
@@ -38,7 +39,8 @@ async def explain(settings: Settings, namespace: str, name: str) -> str:
         if facts is None:
             known = ", ".join("/".join(key) for key in sorted(indexes.services())) or "none"
             raise SettingsError(f"no InferenceService {namespace}/{name}; there are: {known}")
-    wanted = plan(facts)
+    # With the count in force, as the operator plans; a decision of its own would need the pods' metrics.
+    wanted = Autoscaler(indexes, lambda _key: None).plan(facts)
     lines = [f"InferenceService {namespace}/{name}", "", "Conditions"]
     lines += [
         f"  {item['type']:<18} {item['status']:<8} {item['reason']}: {item['message']}"
@@ -55,6 +57,12 @@ async def explain(settings: Settings, namespace: str, name: str) -> str:
         lines.append(f"  {kind.label}: {kind.key.product}, {len(kind.nodes)} nodes, {kind.choice.message}")
         if kind.choice.upgrade:
             lines.append(f"    {kind.choice.upgrade}")
+    lines += ["", "Last changes of the count"]
+    changes = (wanted.status.get("scaling") or {}).get("changes") or ()
+    lines += [
+        f"  {item['time']}  {item['from']} → {item['to']}  {item['reason']}: {item['message']}" for item in changes
+    ]
+    lines += [] if changes else ["  none"]
     lines += ["", "Objects"]
     for manifest in wanted.objects:
         live = facts.owned_of(manifest["kind"]).get(manifest["metadata"]["name"])

@@ -41,9 +41,7 @@ def _scaling(spec: InferenceServiceSpec, running: int) -> _Scaling:
         if scaling.min_replicas == 0:
             message = "scaling.minReplicas 0 acts as 1: nothing could wake the service yet"
             return _Scaling(1, Verdict("ScalingActive", False, "NoWakeSource", message))
-        message = (
-            f"the service runs at scaling.minReplicas ({scaling.min_replicas}); this version does not scale by load"
-        )
+        message = f"the service runs at scaling.minReplicas ({scaling.min_replicas}) until its load is known"
         return _Scaling(scaling.min_replicas, Verdict("ScalingActive", False, "NotScaledByLoad", message))
     who = "replicas" if scaling.mode == ScalingMode.FIXED else "replicas, which an HPA, KEDA or kubectl scale may set"
     verdict = Verdict("ScalingActive", False, scaling.mode.value, f"mode {scaling.mode.value}: the count is {who}")

@@ -239,6 +239,7 @@ FLEET = (
     _fault(
         "WaitingForAccelerator",
         *_FLEET,
+        "ScalingActive",
         meaning="A replica finds no free accelerator of the kind that the message names.",
         remedy="Free or add one, or allow others in placement. A rollout of strategy Auto gives way after waitSeconds.",
     ),
@@ -325,7 +326,14 @@ OPERATOR = (
 SCALING = (
     _fine("Fixed", "ScalingActive", meaning="spec.replicas decides."),
     _fine("External", "ScalingActive", meaning="An HPA, KEDA or kubectl scale decides through spec.replicas."),
-    _fine("NotScaledByLoad", "ScalingActive", meaning="The service runs at minReplicas; this version does not scale."),
+    _fine("ScaledByLoad", "ScalingActive", meaning="The operator sets the count; status.scaling.changes says why."),
+    _fault(
+        "MetricsMissing",
+        "ScalingActive",
+        meaning="Metrics of some replicas can't be read; the count is held, since their load is unknown.",
+        remedy="Look at the pods without metrics: their /metrics, and network policies between them and the operator.",
+    ),
+    _fine("NotScaledByLoad", "ScalingActive", meaning="The service runs at minReplicas until its load is known."),
     _fine("NoWakeSource", "ScalingActive", meaning="minReplicas 0 acts as 1: nothing could wake the service."),
     _fine("Explicit", "Tuned", meaning="engine.kvCache.blockSize is set."),
     _fine("DefaultBlockSize", "Tuned", meaning="The default block size is used; nothing was measured."),
