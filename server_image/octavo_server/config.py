@@ -73,6 +73,7 @@ class LimitsConfig:
     max_logit_bias: int = 1024
     max_logprobs: int = 20
     max_messages: int = 4096
+    max_bad_words: int = 128
     max_tools: int = 128
     max_grammar_bytes: int = 64 * 1024
     """A schema, regular expression or grammar, as JSON."""
@@ -86,6 +87,8 @@ class ApiConfig:
     port: int = 8000
     api_key: str = field(default="", repr=False)
     """Empty = no key is asked for."""
+    api_key_file: str = ""
+    """A file with further keys, one per line; read again when it changes."""
     chat_template: str = ""
     """A file that replaces the model's own template."""
     tool_parser: str = "Auto"
@@ -98,6 +101,10 @@ class ApiConfig:
     """Time that running requests get after the listener has closed."""
     engine_silence_seconds: float = 120.0
     """A ready engine reports every second; one that is silent for so long hangs and is started again."""
+    max_queued: int = 8192
+    """Choices that may wait for their first token; more are refused with 429. 0 = no limit."""
+    request_timeout_seconds: float = 0.0
+    """A request that takes longer ends with 504, or with an error event in its stream. 0 = no limit."""
     log_level: str = "info"
     access_log: bool = False
     limits: LimitsConfig = field(default_factory=LimitsConfig)

@@ -34,6 +34,7 @@ _CACHE = "KV cache and scheduling"
 _HTTP = "HTTP"
 _LIMITS = "limits of one request"
 _LIMIT = LimitsConfig()
+_API = ApiConfig()
 
 _SOURCE = (
     Option("model", "a folder or file, or a location: hf://org/name, file:///path", _MODEL, required=True,
@@ -77,6 +78,12 @@ SERVE = (
     Option("host", "address to listen on", _HTTP, "text", "0.0.0.0", metavar="ADDRESS"),
     Option("port", "port to listen on", _HTTP, "integer", HTTP_PORT, minimum=1, maximum=65535),
     Option("api-key", "key that clients must send as bearer token", _HTTP, secret=True),
+    Option("api-key-file", "a file with further keys, one per line; it is read again when it changes", _HTTP,
+           metavar="FILE"),
+    Option("max-queued", "choices that may wait for their first token, more get a 429; 0 = no limit", _HTTP, "integer",
+           _API.max_queued, minimum=0, metavar="COUNT"),
+    Option("request-timeout-seconds", "a request that takes longer ends with an error; 0 = no limit", _HTTP, "number",
+           0.0, minimum=0, maximum=86_400, metavar="SECONDS"),
     Option("drain-notice-seconds", "after SIGTERM, time in which new requests are still served", _HTTP, "number", 5.0,
            minimum=0, maximum=600, metavar="SECONDS"),
     Option("drain-seconds", "time that running requests get after that", _HTTP, "number", 30.0, minimum=0,
@@ -98,6 +105,8 @@ SERVE = (
     Option("max-logprobs", "log-probabilities per token", _LIMITS, "integer", _LIMIT.max_logprobs, minimum=0,
            maximum=1000, metavar="COUNT"),
     Option("max-messages", "messages of one chat request", _LIMITS, "integer", _LIMIT.max_messages, minimum=1,
+           metavar="COUNT"),
+    Option("max-bad-words", "entries of bad_words", _LIMITS, "integer", _LIMIT.max_bad_words, minimum=1,
            metavar="COUNT"),
     Option("max-tools", "functions of one chat request", _LIMITS, "integer", _LIMIT.max_tools, minimum=1,
            metavar="COUNT"),
@@ -143,6 +152,9 @@ def serve_config(values: dict[str, Any]) -> ServeConfig:
         host=values["host"],
         port=values["port"],
         api_key=values["api_key"],
+        api_key_file=values["api_key_file"],
+        max_queued=values["max_queued"],
+        request_timeout_seconds=values["request_timeout_seconds"],
         chat_template=values["chat_template"],
         tool_parser=values["tool_parser"],
         reasoning_parser=values["reasoning_parser"],

@@ -82,8 +82,23 @@ def test_frequencies_follow_the_probabilities_and_the_temperature() -> None:
         (SamplingParams(logit_bias={9: -100.0}), {3, 7}),
         (SamplingParams(logit_bias={20: 100.0}), {20}),
         (SamplingParams(stop_token_ids=[3], min_tokens=2), {7, 9}),
+        (SamplingParams(allowed_token_ids=[7, 9]), {7, 9}),
+        (SamplingParams(bad_words=[[3], [5, 7]]), {7, 9}),
+        (SamplingParams(vocabulary_size=8), {3, 7}),
     ],
-    ids=["greedy", "top_k", "top_p", "top_p below the first", "min_p", "ban", "force", "min_tokens"],
+    ids=[
+        "greedy",
+        "top_k",
+        "top_p",
+        "top_p below the first",
+        "min_p",
+        "ban",
+        "force",
+        "min_tokens",
+        "allowed",
+        "bad words",
+        "vocabulary",
+    ],
 )
 def test_only_these_tokens_can_be_drawn(sampling: SamplingParams, allowed: set[int]) -> None:
     assert set(draws({3: 0.5, 7: 0.3, 9: 0.2}, sampling, 300)) == allowed

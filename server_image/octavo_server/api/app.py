@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from octavo_server.api import completions, tokens
 from octavo_server.api.errors import ApiError, ClientGone, json_response
+from octavo_server.api.keys import ApiKeys
 from octavo_server.api.middleware import Closing, LimitBody, RequireKey
 from octavo_server.api.state import Phase, ServerState
 from octavo_server.api.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
@@ -30,8 +31,9 @@ def create_app(state: ServerState) -> ASGIApp:
     _add_service_routes(app, state)
     _add_model_routes(app, state)
     guarded: ASGIApp = LimitBody(app, state.config.api.limits.max_body_bytes)
-    if state.config.api.api_key:
-        guarded = RequireKey(guarded, state.config.api.api_key)
+    keys = ApiKeys(state.config.api.api_key, state.config.api.api_key_file)
+    if keys.wanted:
+        guarded = RequireKey(guarded, keys)
     return Closing(guarded, state)
 
 
@@ -96,7 +98,7 @@ def _add_model_routes(app: FastAPI, state: ServerState) -> None:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(_request: Request, error: ApiError) -> Response:
-        headers = {"retry-after": "1"} if error.status == 503 else {}
+        headers = {"retry-after": str(error.retry_after_seconds)} if error.status in (429, 503) else {}
         return error.response(headers)
 
     @app.exception_handler(ClientGone)

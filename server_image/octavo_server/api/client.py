@@ -7,7 +7,9 @@ take a request up where the old one lost it.
 from __future__ import annotations
 
 import logging
+import time
 from array import array
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -15,6 +17,7 @@ from typing import Protocol
 from octavo_server.engine.messages import Abort, Finished, Message, Outputs, RequestOutput, SamplingParams, Submit
 
 _LOG = logging.getLogger("octavo.engine")
+_STARTS_REMEMBERED = 64
 CRASHES_PER_REQUEST = 2
 """A request that was running during that many crashes may be what causes them: it is failed, not sent again."""
 
@@ -37,6 +40,7 @@ class _Living:
     received: array[int] = field(default_factory=lambda: array("i"))
     prompt_logprobs_received: bool = False
     sent: bool = False
+    started: bool = False
     crashes: int = 0
 
 
@@ -47,11 +51,24 @@ class EngineClient:
         self._next_id = process_number << 48
         self._living: dict[int, _Living] = {}
         self._send: Callable[[Message], None] | None = None
+        self._starts: deque[float] = deque(maxlen=_STARTS_REMEMBERED)
+        self._started = 0
 
     @property
     def living(self) -> int:
         """Requests that have no end yet."""
         return len(self._living)
+
+    @property
+    def queued(self) -> int:
+        """Requests that have no token yet."""
+        return len(self._living) - self._started
+
+    def wait_seconds(self, now: float) -> float:
+        """How long a request that came now would wait for its first token, as the last ones did; 1 if none did."""
+        if len(self._starts) < 2:
+            return 1.0
+        return self.queued * (now - self._starts[0]) / len(self._starts)
 
     def submit(self, submit: Submit, sink: Sink, name: str) -> int:
         """Sends a request, or keeps it until the engine is there; returns its id."""
@@ -63,7 +80,7 @@ class EngineClient:
 
     def abort(self, request_id: int, kept_tokens: int) -> None:
         """Forgets a request and tells the engine; its sink hears nothing more. Unknown ids are fine."""
-        entry = self._living.pop(request_id, None)
+        entry = self._forget(request_id)
         if entry is not None and entry.sent and self._send is not None:
             self._send(Abort(request_id, kept_tokens))
 
@@ -80,10 +97,14 @@ class EngineClient:
                 entry = self._living.get(output.request_id)
                 if entry is not None:
                     entry.received.extend(output.token_ids)
+                    if not entry.started:
+                        entry.started = True
+                        self._started += 1
+                        self._starts.append(time.monotonic())
                     entry.prompt_logprobs_received |= output.prompt_logprobs is not None
                     self._deliver(entry, output)
         elif isinstance(message, Finished):
-            entry = self._living.pop(message.request_id, None)
+            entry = self._forget(message.request_id)
             if entry is not None:
                 entry.sink.on_finished(message.reason, message.message)
 
@@ -111,16 +132,22 @@ class EngineClient:
             entry.sent = False
             entry.crashes += 1
             if entry.crashes >= CRASHES_PER_REQUEST:
-                del self._living[request_id]
+                self._forget(request_id)
                 _LOG.error("request %s failed: the engine crashed %d times while it ran", entry.name, entry.crashes)
                 entry.sink.on_finished("error", f"the engine crashed {entry.crashes} times while this request ran")
+
+    def _forget(self, request_id: int) -> _Living | None:
+        entry = self._living.pop(request_id, None)
+        if entry is not None and entry.started:
+            self._started -= 1
+        return entry
 
     def _transmit(self, entry: _Living) -> None:
         if self._send is None:
             return
         ended = _already_over(entry)
         if ended is not None:
-            del self._living[entry.submit.request_id]
+            self._forget(entry.submit.request_id)
             entry.sink.on_finished(ended, "")
             return
         entry.sent = True

@@ -24,7 +24,7 @@ from octavo_server.api.errors import bad_field, json_response
 from octavo_server.api.generation import Generation, PromptJob
 from octavo_server.api.prompts import chat_prompt, completion_prompts
 from octavo_server.api.render import Renderer
-from octavo_server.api.sampling import choices_wanted, max_new_tokens, sampling_params
+from octavo_server.api.sampling import choices_wanted, max_new_tokens, sampling_params, truncated
 from octavo_server.api.state import ServerState
 from octavo_server.api.streams import EventStream, unless_gone
 from octavo_server.api.structured import wanted_form
@@ -49,6 +49,7 @@ async def chat(state: ServerState, request: Request, body: ChatRequest) -> Respo
     plan = chat_plan(state, body)
     tools = shown_tools(body.tools) if plan.tools else []
     token_ids = await chat_prompt(state, body.messages, body.add_generation_prompt, body.chat_template_kwargs, tools)
+    token_ids = truncated(token_ids, body, ready)
     opened = plan.thinks and ends_in_thought(tokenizer, token_ids)
     parser = plan.parser(opened=opened)
     form = plan.form(wanted_form(body, state.config.api.limits), tokenizer, opened=opened)
@@ -105,6 +106,10 @@ async def complete(state: ServerState, request: Request, body: CompletionRequest
     many = isinstance(body.prompt, list) and not isinstance(body.prompt[0], int)
     n = choices_wanted(body, len(body.prompt) if many else 1, limits)
     prompts = await completion_prompts(state, body.prompt)
+    if body.truncate_prompt_tokens is not None:
+        if body.echo:
+            raise bad_field("truncate_prompt_tokens", "can't be combined with echo")
+        prompts = [replace(prompt, token_ids=truncated(prompt.token_ids, body, ready)) for prompt in prompts]
     grammar = await _grammar(state, body)
     jobs = [
         PromptJob(prompt.token_ids, sampling, max_new_tokens(body, len(prompt.token_ids), ready, "prompt"), grammar)
@@ -151,6 +156,7 @@ def _prepare(
     if body.stream_options is not None and not body.stream:
         raise bad_field("stream_options", "needs stream = true")
     name = body.request_id or uuid.uuid4().hex
+    tokenizer, _ = state.serving()
     generation = Generation(
         state,
         name,
@@ -159,9 +165,9 @@ def _prepare(
         stops=body.stop,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        piece=piece,
+        piece=piece or (tokenizer.token_bytes if body.skip_special_tokens is False else None),
+        include_stop=bool(body.include_stop_str_in_output),
     )
-    tokenizer, _ = state.serving()
     prefix = "chatcmpl-" if chat else "cmpl-"
     renderer = Renderer(tokenizer, prefix + name, int(time.time()), state.served_name, chat=chat)
     return generation, renderer

@@ -17,6 +17,9 @@ _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", 
 class ApiError(Exception):
     """Ends a request with a status, a message of one sentence, and the name of the field at fault."""
 
+    retry_after_seconds = 1
+    """Sent with 429 and 503."""
+
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status

@@ -19,6 +19,7 @@ from octavo_server.text.stops import StopMatcher
 
 _LARGE_TOKENS = 4096
 _TAIL_TOKENS = 8
+_LONGEST_RETRY_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Generation:
         priority: int = 0,
         cache_salt: str = "",
         piece: Callable[[int], bytes] | None = None,
+        include_stop: bool = False,
     ) -> None:
         self._state = state
         self._name = name
@@ -56,6 +58,7 @@ class Generation:
         self._salt = cache_salt
         self._n = n
         self._piece = piece
+        self._include_stop = include_stop
         self.jobs = list(jobs)
         self.choices: list[Choice] = []
 
@@ -63,6 +66,7 @@ class Generation:
         """Submits every choice. Raises the 400 for a request_id that is in use."""
         if self._name in self._state.living_names:
             raise bad_field("request_id", f"{self._name!r} belongs to a request that still runs; choose another")
+        self._check_queue()
         self._state.living_names.add(self._name)
         try:
             for job in self.jobs:
@@ -70,6 +74,18 @@ class Generation:
         except BaseException:
             self.close()
             raise
+
+    def _check_queue(self) -> None:
+        """Raises the 429 when too many wait already."""
+        limit, client = self._state.config.api.max_queued, self._state.client
+        if limit and client.queued + len(self.jobs) * self._n > limit and client.queued:
+            error = ApiError(
+                429, f"{client.queued} choices wait for their first token, the limit is {limit}; try again later",
+                code="queue_full",
+            )  # fmt: skip
+            wait = client.wait_seconds(time.monotonic())
+            error.retry_after_seconds = min(max(1, round(wait)), _LONGEST_RETRY_SECONDS)
+            raise error
 
     def close(self) -> None:
         """Aborts what has no end yet; safe to call more than once."""
@@ -83,8 +99,16 @@ class Generation:
     async def stream(self) -> AsyncIterator[tuple[Choice, Delta]]:
         """News of all choices until every one has ended. Raises the 500 when the engine fails one."""
         open_choices = list(self.choices)
+        seconds = self._state.config.api.request_timeout_seconds
+        deadline = asyncio.get_running_loop().time() + seconds if seconds else None
         while open_choices:
-            await self._news.wait()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._news.wait()
+            except TimeoutError:
+                raise ApiError(
+                    504, f"not done within {seconds:g} s, the limit of this server", code="timeout"
+                ) from None
             self._news.clear()
             for choice in list(open_choices):
                 delta = choice.take()
@@ -133,7 +157,7 @@ class Generation:
             choice = Choice(
                 index,
                 Detokenizer(self._piece or tokenizer.text_bytes, pending=pending),
-                StopMatcher(self._stops),
+                StopMatcher(self._stops, include=self._include_stop),
                 job.sampling.stop_token_ids,
                 news=self._news,
                 abort=lambda kept, index=index: self._state.client.abort(self._ids[index], kept),  # type: ignore[misc]

@@ -46,6 +46,8 @@ def sampling_params(
         logit_bias=_logit_bias(request.logit_bias or {}, ready.vocabulary_size, limits),
         stop_token_ids=stop_ids,
         min_tokens=request.min_tokens or 0,
+        allowed_token_ids=_allowed_ids(request, tokenizer, stop_ids),
+        bad_words=_bad_words(request.bad_words, tokenizer, limits),
         vocabulary_size=tokenizer.vocabulary_size,
     )
 
@@ -100,6 +102,45 @@ def _check_stops(stops: Sequence[str], limits: LimitsConfig) -> None:
             raise bad_field(
                 "stop", f"an entry has {len(stop)} characters; each must have 1 to {limits.max_stop_characters}"
             )
+
+
+def truncated(token_ids: list[int], request: SamplingFields, ready: Ready) -> list[int]:
+    """The last tokens of a prompt, as truncate_prompt_tokens says; -1 = as many as leave room for the answer."""
+    wanted = request.truncate_prompt_tokens
+    if wanted is None:
+        return token_ids
+    if wanted == 0 or wanted >= ready.max_length_tokens:
+        raise bad_field("truncate_prompt_tokens", f"must be -1 or 1 to {ready.max_length_tokens - 1}, not {wanted}")
+    answer = request.max_tokens or getattr(request, "max_completion_tokens", None) or COMPLETION_DEFAULT_TOKENS
+    return token_ids[-(wanted if wanted > 0 else max(1, ready.max_length_tokens - answer)) :]
+
+
+def _allowed_ids(request: SamplingFields, tokenizer: TextTokenizer, stop_ids: Sequence[int]) -> list[int]:
+    allowed = list(dict.fromkeys(request.allowed_token_ids or []))
+    if request.allowed_token_ids is not None and not allowed:
+        raise bad_field("allowed_token_ids", "is empty; nothing could be generated")
+    check_ids(allowed, "allowed_token_ids", tokenizer.vocabulary_size)
+    if allowed and request.min_tokens and set(allowed) <= set(stop_ids):
+        raise bad_field("allowed_token_ids", "holds stop tokens only, which min_tokens forbids")
+    return allowed
+
+
+def _bad_words(words: Sequence[str] | None, tokenizer: TextTokenizer, limits: LimitsConfig) -> list[list[int]]:
+    """Each word as tokens, at the beginning of a text and after a blank."""
+    words = words or []
+    if len(words) > limits.max_bad_words:
+        raise bad_field("bad_words", f"has {len(words)} entries, the limit is {limits.max_bad_words}")
+    found: list[list[int]] = []
+    for word in words:
+        if not 1 <= len(word.strip()) <= limits.max_stop_characters:
+            raise bad_field(
+                "bad_words", f"each must have 1 to {limits.max_stop_characters} characters, not {len(word)}"
+            )
+        for spelling in (word.lstrip(), " " + word.lstrip()):
+            ids = tokenizer.encode(spelling, add_special_tokens=False)
+            if ids and ids not in found:
+                found.append(ids)
+    return found
 
 
 def _logit_bias(bias: dict[str, float], vocabulary_size: int, limits: LimitsConfig) -> dict[int, float]:

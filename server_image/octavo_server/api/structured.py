@@ -71,6 +71,8 @@ def wanted_form(body: SamplingFields, limits: LimitsConfig) -> Wanted | None:
             found.append(Wanted(kind, value, f"guided_{kind}"))
     if not found:
         return None
+    if body.allowed_token_ids is not None:
+        raise bad_field("allowed_token_ids", f"can't be combined with {found[0].field}")
     if len(found) > 1:
         raise bad_field(found[1].field, f"asks for a second form of the answer beside {found[0].field}; send one")
     return _checked(found[0], limits)

@@ -36,6 +36,10 @@ class SamplingParams:
     """End-of-sequence ids of the model included, unless ignore_eos."""
     min_tokens: int = 0
     """Stop token ids have probability 0 before that many tokens."""
+    allowed_token_ids: list[int] = field(default_factory=list)
+    """Only these may be drawn; empty = all."""
+    bad_words: list[list[int]] = field(default_factory=list)
+    """Sequences of tokens of which the last is not drawn after the others, unless nothing else can be."""
     vocabulary_size: int = 0
     """Ids from here on have no token and are never drawn; 0 = the model has as many tokens as logits."""
 

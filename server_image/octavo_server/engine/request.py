@@ -122,7 +122,9 @@ def make_request(
         raise ValueError(
             f"resume_token_ids holds {len(resumed)} tokens, but at most {limit - len(prompt)} are asked for"
         )
-    for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+    for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids),
+                      ("allowed_token_ids", sampling.allowed_token_ids),
+                      ("bad_words", [token for word in sampling.bad_words for token in word])):  # fmt: skip
         for token in ids:
             if not isinstance(token, int) or not 0 <= token < vocabulary:
                 raise ValueError(f"{name} names token {token!r}; token ids are 0 to {vocabulary - 1}")

@@ -1,9 +1,9 @@
 """From logits to tokens, for all rows of a step at once, on the device of the logits.
 
 Order: log-probabilities (before anything is changed) → masks of grammars (engine/grammars.py) → ids without a token →
-repetition, presence and frequency penalties → bias → min_tokens → greedy or temperature → top-k → top-p → min-p → draw.
-Limits keep every token whose logit equals the last kept one's, and the draw walks the vocabulary in order with one
-number per row (engine/philox.py), so a row's token depends on that row alone.
+repetition, presence and frequency penalties → bias → bad words → allowed ids → min_tokens → greedy or temperature →
+top-k → top-p → min-p → draw. Limits keep every token whose logit equals the last kept one's, and the draw walks the
+vocabulary in order with one number per row (engine/philox.py), so a row's token depends on that row alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from octavo_server.engine.philox import uniforms
 from octavo_server.engine.request import Request
 
 _FIRST_CANDIDATES = 512
+_BAD_WORD_PENALTY = 1e9
+"""Probability 0 beside any other token, and still a way on where a grammar allows nothing else."""
 
 
 def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
@@ -66,6 +68,18 @@ def _adjust(logits: torch.Tensor, request: Request) -> None:
     if sampling.logit_bias:
         ids = torch.tensor(list(sampling.logit_bias), device=logits.device)
         logits[ids] += torch.tensor(list(sampling.logit_bias.values()), device=logits.device)
+    for word in sampling.bad_words:
+        before = len(word) - 1
+        if (
+            request.generated >= before
+            and request.tokens[request.length - before : request.length].tolist() == word[:-1]
+        ):
+            logits[word[-1]] -= _BAD_WORD_PENALTY
+    if sampling.allowed_token_ids:
+        allowed = torch.tensor(sampling.allowed_token_ids, device=logits.device)
+        kept = logits[allowed]
+        logits.fill_(float("-inf"))
+        logits[allowed] = kept
     if request.generated < sampling.min_tokens and request.stop_ids:
         stops = [token for token in request.stop_ids if 0 <= token < logits.shape[0]]
         logits[stops] = float("-inf")

@@ -19,9 +19,11 @@ class StopMatcher:
 
     That rule makes the result the same for every way in which the text is cut into pieces. Held back is exactly the
     longest end of the text that begins a stop string; when the next piece shows that it was none, it is sent at once.
+    include: the stop string is given out as the end of the text.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._include = include
         self._stops = tuple(dict.fromkeys(stops))
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
@@ -35,7 +37,7 @@ class StopMatcher:
         if found is not None:
             self._held = ""
             start, stop = found
-            return StopMatch(text[:start], stop)
+            return StopMatch(text[: start + len(stop)] if self._include else text[:start], stop)
         keep = self._beginning_at_end(text)
         self._held = text[len(text) - keep :]
         return StopMatch(text[: len(text) - keep])
