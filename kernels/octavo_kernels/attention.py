@@ -131,12 +131,21 @@ class PagedAttention:
 
 
 def _make_backend(name: BackendName, attention: PagedAttention) -> Backend:
-    chosen = name if name != "Auto" else "CPU" if attention.device.type == "cpu" else "Triton"
+    variant = attention.variant
+    if variant.sinks is not None and variant.sinks.shape[0] != attention.shape.query_heads:
+        raise ValueError(
+            f"sinks has {variant.sinks.shape[0]} values; there must be one for each of the"
+            f" {attention.shape.query_heads} query heads"
+        )
+    on_cpu = "CPU" if variant.plain else "Reference"
+    chosen = name if name != "Auto" else on_cpu if attention.device.type == "cpu" else "Triton"
     if chosen == "Reference":
         return ReferenceBackend(attention.shape, attention.variant)
     if chosen == "CPU":
         if attention.device.type != "cpu":
             raise ValueError(f"backend CPU cannot serve device {attention.device}; use Triton or Auto")
+        if not variant.plain:
+            raise ValueError("backend CPU takes no transform and no sinks; use Reference or Auto")
         return CpuBackend(attention.shape, attention.variant)
     if chosen == "Triton":
         require_triton(attention.device)

@@ -23,7 +23,7 @@ def dense_attention(
     q: `[n, query_heads, head_size]`, the last n tokens of a sequence of kv_length tokens.
     k, v: `[kv_heads, m, head_size]`, the positions first_position … first_position + m − 1; all of them finite.
     Returns out `[n, query_heads, head_size]` in compute_dtype and lse `[n, query_heads]` (natural logarithm).
-    A query that sees no position gives 0 and −inf.
+    A query that sees no position gives 0 and −inf, or its sink.
     """
     new_tokens, query_heads, head_size = q.shape
     kv_heads, positions_kept, _ = k.shape
@@ -36,6 +36,10 @@ def dense_attention(
         scores = torch.tanh(scores / variant.soft_cap) * variant.soft_cap
     query_position = torch.arange(kv_length - new_tokens, kv_length, device=q.device)[:, None]
     key_position = torch.arange(first_position, first_position + positions_kept, device=q.device)[None, :]
+    if variant.transform is not None:
+        query_head = torch.arange(query_heads, device=q.device).view(kv_heads, group, 1, 1)
+        values_given = variant.transform.values
+        scores = variant.transform.reference(scores, query_position, key_position, query_head, values_given)
     visible = key_position <= query_position
     if variant.window is not None:
         visible &= key_position > query_position - variant.window
@@ -45,8 +49,13 @@ def dense_attention(
         values = values.new_zeros(kv_heads, 1, 1, head_size)
     # The largest score is taken out first: beside very large scores the logarithm of the sum would be rounded away.
     largest = scores.amax(-1, keepdim=True)
+    if variant.sinks is not None:
+        sink = variant.sinks.to(q.device, compute_dtype).view(kv_heads, group, 1, 1)
+        largest = torch.maximum(largest, sink)
     weights = torch.exp(scores - largest.masked_fill(torch.isneginf(largest), 0.0))
     total = weights.sum(-1, keepdim=True)
+    if variant.sinks is not None:
+        total = total + torch.exp(sink - largest.masked_fill(torch.isneginf(largest), 0.0))
     lse = (largest + total.log()).squeeze(-1)
     weights = weights / total.masked_fill(total == 0, 1.0)
     out = weights @ values

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -62,18 +64,40 @@ class AttentionShape:
         return (pages, 2, self.kv_heads, self.page_size, self.head_size)
 
 
+@dataclass(frozen=True, eq=False)
+class LogitTransform:
+    """A function of one's own on the scores, compiled into the Triton kernel and written once more for the reference.
+
+    kernel: a `triton.jit` function (scores, query_position, key_position, query_head, values) → scores. scores are
+        float32 `[rows, keys]`, scaled and capped; positions and heads are int32, `[rows, 1]`, `[1, keys]` and
+        `[rows, 1]`; values is a tuple, tensors in it are pointers. Its constants are `tl.constexpr`.
+    reference: the same on torch tensors: scores `[kv_heads, group, queries, keys]`, query_position `[queries, 1]`,
+        key_position `[1, keys]`, query_head `[kv_heads, group, 1, 1]`, values.
+    values: float32 tensors on the device of q, and numbers, that both are given.
+    """
+
+    kernel: Any
+    reference: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, tuple[Any, ...]], torch.Tensor]
+    values: tuple[Any, ...] = ()
+
+
 @dataclass(frozen=True)
 class AttentionVariant:
-    """The score function: softmax over `cap(scale · q·k)` of the positions that a query sees.
+    """The score function: softmax over `transform(cap(scale · q·k))` of the positions that a query sees.
 
     scale: factor of q·k; None means 1/√head_size.
     soft_cap: c > 0 replaces each scaled score s by c · tanh(s / c); None for none.
     window: a query at position p sees positions p − window + 1 … p only; None for all up to p.
+    transform: a function of one's own, or alibi(…) of octavo_kernels.variants; None for none.
+    sinks: float32 `[query_heads]`, a score of each head that takes part in the softmax and has no value; None for
+        none. With sinks, a row that sees nothing gives 0, and the sink as its logarithm.
     """
 
     scale: float | None = None
     soft_cap: float | None = None
     window: int | None = None
+    transform: LogitTransform | None = None
+    sinks: torch.Tensor | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.scale is not None and not (math.isfinite(self.scale) and self.scale > 0):
@@ -82,6 +106,15 @@ class AttentionVariant:
             raise ValueError(f"soft_cap is {self.soft_cap}; it must be finite and above 0, or None for no cap")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window is {self.window}; it must be at least 1 token, or None for no window")
+        if self.sinks is not None and (self.sinks.dim() != 1 or self.sinks.dtype != torch.float32):
+            raise ValueError(
+                f"sinks is {self.sinks.dtype} {list(self.sinks.shape)}; it must be float32 [query_heads], or None"
+            )
+
+    @property
+    def plain(self) -> bool:
+        """Whether every backend's fast path serves it: no transform and no sinks."""
+        return self.transform is None and self.sinks is None
 
     def scale_for(self, head_size: int) -> float:
         """The factor of q·k for this head size."""

@@ -10,7 +10,7 @@ them (triton_merge).
 import triton
 import triton.language as tl
 
-from octavo_kernels.triton_merge import merge_partials
+from octavo_kernels.triton_merge import add_sinks, merge_partials
 
 
 @triton.jit
@@ -24,17 +24,20 @@ def _attend_block(
     start,
     kv_end,
     query_position,
+    head,
     lane,
     stride_page,
     v_offset,
     scale_log2,
     soft_cap,
     window,
+    values,
     PAGE_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    TRANSFORM: tl.constexpr,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -48,8 +51,12 @@ def _attend_block(
     v = tl.load(kv_ptr + v_offset + row[:, None] + lane[None, :], mask=present, other=0.0).to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
     if SOFT_CAP:
-        # scale_log2 holds no log2(e) here: cap · tanh(s / cap), then to base 2.
+        # cap · tanh(s / cap)
         scores = soft_cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.0 * 1.4426950408889634) / soft_cap)))
+    if TRANSFORM is not None:
+        scores = TRANSFORM(scores, query_position[:, None], position[None, :], head[:, None], values)
+    if SOFT_CAP or TRANSFORM is not None:
+        # To base 2: scale_log2 holds no log2(e) here.
         scores = scores * 1.4426950408889634
     if MASKED:
         visible = inside[None, :] & (position[None, :] <= query_position[:, None])
@@ -89,6 +96,8 @@ def attend(
     scale_log2,
     soft_cap,
     window,
+    sinks_ptr,
+    values,
     GROUP: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
@@ -98,6 +107,8 @@ def attend(
     BLOCK_D: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    TRANSFORM: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
     PRECISION: tl.constexpr,
     TWO_LOOPS: tl.constexpr,
@@ -146,15 +157,15 @@ def attend(
                 masked_begin = kv_begin + seen_by_all // BLOCK_N * BLOCK_N
                 for start in range(kv_begin, masked_begin, BLOCK_N):
                     acc, row_max, row_sum = _attend_block(
-                        q, acc, row_max, row_sum, kv, table, start, kv_end, query_position, lane, stride_page,
-                        stride_kind, scale_log2, soft_cap, window,
-                        PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, False, PRECISION,
+                        q, acc, row_max, row_sum, kv, table, start, kv_end, query_position, head, lane, stride_page,
+                        stride_kind, scale_log2, soft_cap, window, values,
+                        PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, TRANSFORM, False, PRECISION,
                     )  # fmt: skip
             for start in range(masked_begin, kv_end, BLOCK_N):
                 acc, row_max, row_sum = _attend_block(
-                    q, acc, row_max, row_sum, kv, table, start, kv_end, query_position, lane, stride_page,
-                    stride_kind, scale_log2, soft_cap, window,
-                    PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, True, PRECISION,
+                    q, acc, row_max, row_sum, kv, table, start, kv_end, query_position, head, lane, stride_page,
+                    stride_kind, scale_log2, soft_cap, window, values,
+                    PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, TRANSFORM, True, PRECISION,
                 )  # fmt: skip
 
             if partial >= 0:
@@ -167,9 +178,11 @@ def attend(
                     merge_partials(
                         item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, out_ptr, lse_ptr, first_row, tokens,
                         kv_head, stride_out_token, stride_out_head, stride_lse_token,
-                        GROUP, HEAD_SIZE, BLOCK_M, BLOCK_D, MERGE_ROWS, MERGE_SPLITS, HAS_LSE,
+                        sinks_ptr, GROUP, HEAD_SIZE, BLOCK_M, BLOCK_D, MERGE_ROWS, MERGE_SPLITS, HAS_SINKS, HAS_LSE,
                     )  # fmt: skip
             else:
+                if HAS_SINKS:
+                    acc, row_max, row_sum = add_sinks(acc, row_max, row_sum, sinks_ptr, head, row_used)
                 empty = row_sum == 0.0
                 acc = acc / tl.where(empty, 1.0, row_sum)[:, None]
                 out_row = (first_row + token) * stride_out_token + head * stride_out_head

@@ -85,7 +85,7 @@ class TritonBackend:
         self._max_tokens = max_tokens
         self._short = decode_launch or choose_launch(shape, decode=True)
         self._gpu = Device.of(device)
-        self._hopper = serves_hopper(shape, self._gpu) if hopper is None else hopper
+        self._hopper = serves_hopper(shape, variant, self._gpu) if hopper is None else hopper
         self._overlap = self._gpu.major >= 9
         # Short and long tiles of one step side by side, each on its share of the multiprocessors.
         self._beside = self._hopper and share is None
@@ -108,8 +108,10 @@ class TritonBackend:
         index = [tensor.to(device) for tensor in (batch.query_starts, batch.kv_lengths, batch.slots)]
         mixed = tokens > SHORT_TOKENS_PER_SEQUENCE * batch.size
         groups = batch.groups
-        if groups is not None and (mixed or self._variant.window is not None or groups.count == 0):
-            # Long tiles read a prefix once for many rows as it is, and a window moves away from it.
+        flat = mixed or self._variant.window is not None or self._variant.transform is not None
+        if groups is not None and (flat or groups.count == 0):
+            # Long tiles read a prefix once for many rows as it is; a window moves away from it; a transform may ask
+            # where a query stands, which a prefix's rows do not say.
             groups = None
         lists = [self._plan_short(index, batch.size, tokens, groups, mixed=mixed)]
         if mixed:
@@ -276,6 +278,7 @@ class TritonBackend:
         tokens = min(out.shape[0], merges.shape[0] // shape.kv_heads)
         block_d = power_of_two(shape.head_size)
         rows, splits = _merge_tile(Launch(work.launch.block_m, 0, 4, 0), shape.group_size, block_d, 32)
+        sinks = self._variant.sinks
         merge_lists[(tokens, shape.kv_heads)](
             merges,
             work.partials,
@@ -285,6 +288,7 @@ class TritonBackend:
             out.stride(0),
             out.stride(1),
             0 if lse is None else lse.stride(0),
+            out if sinks is None else sinks,
             GROUP=shape.group_size,
             HEAD_SIZE=shape.head_size,
             BLOCK_M=work.launch.block_m,
@@ -292,6 +296,7 @@ class TritonBackend:
             MERGE_ROWS=rows,
             MERGE_SPLITS=splits,
             MERGE_COLUMNS=MERGE_COLUMNS,
+            HAS_SINKS=sinks is not None,
             HAS_LSE=lse is not None,
             OVERLAP=self._overlap,
             num_warps=4,
@@ -309,6 +314,7 @@ class TritonBackend:
     ) -> None:
         shape, variant, launch = self._shape, self._variant, work.launch
         scale = variant.scale_for(shape.head_size)
+        transform = variant.transform
         options = {"launch_pdl": True} if self._overlap else {}
         attend[(work.programs,)](
             q,
@@ -329,9 +335,11 @@ class TritonBackend:
             kv.stride(1),
             kv.stride(2),
             page_table.stride(0),
-            scale if variant.soft_cap is not None else scale * math.log2(math.e),
+            scale if variant.soft_cap is not None or transform is not None else scale * math.log2(math.e),
             variant.soft_cap or 0.0,
             variant.window or 0,
+            out if variant.sinks is None else variant.sinks,
+            (0,) if transform is None else (*transform.values, 0),
             GROUP=shape.group_size,
             PAGE_SIZE=shape.page_size,
             HEAD_SIZE=shape.head_size,
@@ -341,6 +349,8 @@ class TritonBackend:
             BLOCK_D=power_of_two(shape.head_size),
             HAS_WINDOW=variant.window is not None,
             SOFT_CAP=variant.soft_cap is not None,
+            TRANSFORM=None if transform is None else transform.kernel,
+            HAS_SINKS=variant.sinks is not None,
             HAS_LSE=lse is not None,
             PRECISION="ieee",
             TWO_LOOPS=work.two_loops,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo_kernels.compat import is_interpreting
-from octavo_kernels.shape import AttentionShape
+from octavo_kernels.shape import AttentionShape, AttentionVariant
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,11 @@ class Device:
         return cls(properties.multi_processor_count, properties.major)
 
 
-def serves_hopper(shape: AttentionShape, device: Device) -> bool:
-    """Whether the kernels for Hopper GPUs take this shape on this device."""
+def serves_hopper(shape: AttentionShape, variant: AttentionVariant, device: Device) -> bool:
+    """Whether the kernels for Hopper GPUs take this shape and variant on this device."""
     return (
         device.major == 9
+        and variant.plain
         and shape.dtype in (torch.float16, torch.bfloat16)
         and shape.pool_dtype == shape.dtype
         and shape.head_size in (64, 128)

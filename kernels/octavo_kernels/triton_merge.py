@@ -12,6 +12,16 @@ import triton.language as tl
 
 
 @triton.jit
+def add_sinks(acc, row_max, row_sum, sinks_ptr, head, used):
+    """Lets each head's sink, a score without a value, take part in the softmax: once, when all keys have."""
+    sink = tl.load(sinks_ptr + head, mask=used, other=float("-inf")) * 1.4426950408889634
+    new_max = tl.maximum(row_max, sink)
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    decay = tl.exp2(row_max - shift)
+    return acc * decay[:, None], new_max, row_sum * decay + tl.exp2(sink - shift)
+
+
+@triton.jit
 def merge_partials(
     item_ptr,
     partial_ptr,
@@ -25,12 +35,14 @@ def merge_partials(
     stride_out_token,
     stride_out_head,
     stride_lse_token,
+    sinks_ptr,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
     MERGE_SPLITS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
 ):
     """Counts the arrival of a program whose partial result is stored; the last one merges and sets the count back."""
@@ -72,10 +84,12 @@ def merge_partials(
                 acc = acc * decay[:, None] + tl.sum(values * weight[:, :, None], 0)
                 row_sum = row_sum * decay + tl.sum(part_sum * weight, 0)
                 row_max = new_max
-            empty = row_sum == 0.0
-            acc = acc / tl.where(empty, 1.0, row_sum)[:, None]
             token = row // GROUP
             head = kv_head * GROUP + row % GROUP
+            if HAS_SINKS:
+                acc, row_max, row_sum = add_sinks(acc, row_max, row_sum, sinks_ptr, head, row_used)
+            empty = row_sum == 0.0
+            acc = acc / tl.where(empty, 1.0, row_sum)[:, None]
             out_row = (first_row + token) * stride_out_token + head * stride_out_head
             stored = row_used[:, None] & (lane < HEAD_SIZE)[None, :]
             tl.store(out_ptr + out_row[:, None] + lane[None, :], acc.to(out_ptr.dtype.element_ty), mask=stored)
@@ -96,6 +110,7 @@ def merge_lists(
     stride_out_token,
     stride_out_head,
     stride_lse_token,
+    sinks_ptr,
     GROUP: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -103,6 +118,7 @@ def merge_lists(
     MERGE_ROWS: tl.constexpr,
     MERGE_SPLITS: tl.constexpr,
     MERGE_COLUMNS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -147,9 +163,11 @@ def merge_lists(
                 acc = acc * decay[:, None] + tl.sum(values * weight[:, :, None], 0)
                 row_sum = row_sum * decay + tl.sum(part_sum * weight, 0)
                 row_max = new_max
+            head = kv_head * GROUP + row
+            if HAS_SINKS:
+                acc, row_max, row_sum = add_sinks(acc, row_max, row_sum, sinks_ptr, head, row_used)
             empty = row_sum == 0.0
             total = tl.where(empty, 1.0, row_sum)
-            head = kv_head * GROUP + row
             out_row = token.to(tl.int64) * stride_out_token + head * stride_out_head
             stored = row_used[:, None] & (lane < HEAD_SIZE)[None, :]
             values = (acc / total[:, None]).to(out_ptr.dtype.element_ty)

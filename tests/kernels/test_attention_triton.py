@@ -78,7 +78,7 @@ def arrive(
 ):  # fmt: skip
     merge_partials(
         items_ptr, partial_ptr, sums_ptr, arrivals_ptr, out_ptr, lse_ptr, 0, tokens, 0, stride_token, stride_head,
-        stride_lse, GROUP, HEAD_SIZE, BLOCK_M, BLOCK_D, MERGE_ROWS, MERGE_SPLITS, True,
+        stride_lse, sums_ptr, GROUP, HEAD_SIZE, BLOCK_M, BLOCK_D, MERGE_ROWS, MERGE_SPLITS, False, True,
     )  # fmt: skip
 
 

@@ -81,7 +81,7 @@ elif KIND == "attend":
             {
                 **shape, **variant, "BLOCK_D": 128, "BLOCK_M": block_m, "BLOCK_N": 16 if ARCHITECTURE < 80 else 64,
                 "PRECISION": "ieee", "TWO_LOOPS": two_loops, "MERGE_ROWS": rows, "MERGE_SPLITS": splits,
-                "MERGE_LATER": False, "OVERLAP": ARCHITECTURE >= 90,
+                "MERGE_LATER": False, "OVERLAP": ARCHITECTURE >= 90, "TRANSFORM": None, "HAS_SINKS": False,
             },
             num_warps=4, num_stages=2,
         )

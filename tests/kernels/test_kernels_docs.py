@@ -24,6 +24,6 @@ def test_the_example_in_the_kernels_page_runs_and_attends():
 
 
 def test_the_example_of_shared_prefixes_names_and_finds_groups():
-    names = run_example(1)
+    names = run_example(2)
     assert names["groups"].count == 2
     assert (names["found"].starts.tolist(), names["found"].lengths.tolist()) == ([0, 2], [32])
