@@ -48,13 +48,48 @@ def keyed_by(*keys: str) -> dict[str, Any]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
-ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")]
+PATTERN_WORDS = "x-octavo-pattern-words"
+"""Key of a field's schema: what its pattern asks for, in words. The CRD gets a rule with them in its place."""
+
+
+def in_words(words: str) -> dict[str, Any]:
+    """JSON schema extension of a field with a pattern: the message when a value does not match, with the way out."""
+    return {PATTERN_WORDS: words}
+
+
+_NAME_WORDS = "must be a Kubernetes name: lower-case letters, digits, '-' and '.', with a letter or digit at both ends"
+ObjectName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=253,
+        pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$",
+        json_schema_extra=in_words(_NAME_WORDS),
+    ),
+]
+Capability = Annotated[
+    str,
+    Field(
+        max_length=5,
+        pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$",
+        json_schema_extra=in_words("must be a compute capability, major.minor, such as 8.0 or 9.0"),
+    ),
+]
+CudaVersion = Annotated[
+    str,
+    Field(
+        max_length=7,
+        pattern=r"^[0-9]{2}\.[0-9]{1,2}$",
+        json_schema_extra=in_words("must be a CUDA version, major.minor, such as 12.8 or 13.0"),
+    ),
+]
 ShortText = Annotated[str, Field(max_length=256)]
 LongText = Annotated[str, Field(max_length=4096)]
 _QUANTITY: dict[str, Any] = {
     "x-kubernetes-int-or-string": True,
     "maxLength": 32,
     "pattern": r"^[0-9]+(\.[0-9]+)?([EPTGMK]i|[mkMGTPE])?$",
+    PATTERN_WORDS: "must be a Kubernetes quantity that is not negative, such as 500m, 2, 1.5Gi or 200M",
 }
 Quantity = Annotated[int | str, Field(json_schema_extra=_QUANTITY)]
 
@@ -78,5 +113,13 @@ class SecretKeyRef(Model):
 
     name: ObjectName
     """Name of the Secret."""
-    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = "api-key"
+    key: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=253,
+            pattern=r"^[-._a-zA-Z0-9]+$",
+            json_schema_extra=in_words("must be a key of a Secret: letters, digits, '-', '_' and '.'"),
+        ),
+    ] = "api-key"
     """Key inside the Secret."""

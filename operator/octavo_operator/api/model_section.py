@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from .base import Model, ObjectName, SecretRef, keyed_by, rule, rules
+from .base import Model, ObjectName, SecretRef, in_words, keyed_by, rule, rules
 
 MAX_LENGTH_TOKENS = 16_777_216
 
@@ -49,8 +49,26 @@ _URI_RULES = rules(
 )
 
 
-Revision = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")]
-ServedName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$")]
+_REVISION_WORDS = "must be a branch, tag or commit: a letter or digit, then letters, digits and ._/-"
+Revision = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=128,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
+        json_schema_extra=in_words(_REVISION_WORDS),
+    ),
+]
+_SERVED_WORDS = "must begin with a letter or digit and go on with letters, digits and ._/:- such as org/model-1b"
+ServedName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=128,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$",
+        json_schema_extra=in_words(_SERVED_WORDS),
+    ),
+]
 
 
 class ModelFormat(StrEnum):

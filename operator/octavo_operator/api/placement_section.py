@@ -7,10 +7,21 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from .base import ATOMIC, SET, Model, Quantity, rule, rules
+from .base import ATOMIC, SET, Capability, CudaVersion, Model, Quantity, in_words, rule, rules
 
 LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
 LabelValue = Annotated[str, Field(max_length=63)]
+
+
+ProductName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=63,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        json_schema_extra=in_words("must be a product as the node's label spells it, such as NVIDIA-H200"),
+    ),
+]
 
 
 class Vendor(StrEnum):
@@ -34,13 +45,13 @@ class Accelerator(Model):
     vendor: Vendor = Vendor.NVIDIA
     """Maker of the accelerator."""
     products: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], ...],
+        tuple[ProductName, ...],
         Field(max_length=32, json_schema_extra=SET),
     ] = ()
     """Product names as the node label spells them (NVIDIA-H200); any product when empty."""
     min_memory_gib: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, alias="minMemoryGiB")
     """Smallest memory per accelerator in GiB."""
-    min_compute_capability: Annotated[str, Field(max_length=5, pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$")] | None = None
+    min_compute_capability: Capability | None = None
     """Smallest compute capability, such as 8.0."""
     cost_weight: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     """Relative price of one accelerator; replicas go to the cheapest type first."""
@@ -141,7 +152,15 @@ class PlacementSection(Model):
     """Requests and limits of the server's container."""
 
 
-ImageReference = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
+ImageReference = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=512,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$",
+        json_schema_extra=in_words("must be an image such as registry.example/team/name:tag or …@sha256:…, no spaces"),
+    ),
+]
 
 
 class ImagePolicy(StrEnum):
@@ -171,5 +190,5 @@ class ImageSection(Model):
     """Auto: the newest image of the catalogue that the node's driver can run. Pinned: the reference below."""
     reference: ImageReference | None = None
     """Image of a Pinned service."""
-    cuda_version: Annotated[str, Field(max_length=7, pattern=r"^[0-9]{2}\.[0-9]{1,2}$")] | None = None
+    cuda_version: CudaVersion | None = None
     """CUDA version inside the pinned image, such as 12.8, so that it can be compared with the driver."""

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from . import inference_service, tuning_profile
-from .base import GROUP, VERSION, Model
+from .base import GROUP, PATTERN_WORDS, VERSION, Model, rule
 
 Schema = dict[str, Any]
 
@@ -24,12 +24,27 @@ def _without_null(node: Schema) -> Schema:
     return {**options[0], **{key: value for key, value in node.items() if key != "anyOf"}}
 
 
+def _worded(node: Schema) -> Schema:
+    """A pattern as a rule with a message; of a pattern itself the API server shows the bare expression."""
+    words = node.get(PATTERN_WORDS)
+    if words is None:
+        return node
+    kept = {key: value for key, value in node.items() if key not in (PATTERN_WORDS, "pattern")}
+    escaped = node["pattern"].replace("\\", "\\\\")
+    test = f"self.matches('{escaped}')"
+    if node.get("x-kubernetes-int-or-string"):
+        test = f"type(self) == string ? {test} : self >= 0"
+    kept["x-kubernetes-validations"] = [*node.get("x-kubernetes-validations", ()), rule(test, words)]
+    return kept
+
+
 def _structural(node: Schema, definitions: Schema) -> Schema:
     """One node of pydantic's schema as the API server wants it."""
     node = _without_null(node)
     if "$ref" in node:
         target = definitions[node["$ref"].rsplit("/", 1)[1]]
         node = {**target, **{key: value for key, value in node.items() if key != "$ref"}}
+    node = _worded(node)
     if node.get("x-kubernetes-int-or-string"):
         return {key: value for key, value in node.items() if key not in ("anyOf", "title")}
     handled = ("title", "propertyNames", "properties", "items", "additionalProperties")

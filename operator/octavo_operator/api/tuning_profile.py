@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import ATOMIC, Model, ShortText, keyed_by
+from .base import ATOMIC, Capability, CudaVersion, Model, ShortText, keyed_by
 from .engine_section import CacheDType, DType
 
 KIND = "TuningProfile"
@@ -37,9 +37,9 @@ class TuningProfileSpec(Model):
 
     product: Annotated[str, Field(min_length=1, max_length=63)]
     """Product of the accelerator as the node label spells it."""
-    compute_capability: Annotated[str, Field(max_length=5, pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$")]
+    compute_capability: Capability
     """Compute capability, such as 9.0."""
-    driver_cuda: Annotated[str, Field(max_length=7, pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$")]
+    driver_cuda: CudaVersion
     """Highest CUDA version that the driver supports."""
     shape: ModelShape
     """What the kernels see of the model."""
