@@ -95,7 +95,6 @@ class Template:
     """10 hex digits."""
     inputs: Manifest
     pod: Manifest
-    is_stored: bool
 
 
 def choose_template(facts: Facts, spec: InferenceServiceSpec, node_type: NodeType, fresh: Replica) -> Template:
@@ -109,11 +108,11 @@ def choose_template(facts: Facts, spec: InferenceServiceSpec, node_type: NodeTyp
         present = template_label(live) if live else ""
         chosen = next((item for item in fitting if _marks(item)[1] == present), next(iter(fitting), None))
         if chosen is not None:
-            return Template(label, _marks(chosen)[1], chosen["data"]["inputs"], chosen["data"]["template"], True)
+            return Template(label, _marks(chosen)[1], chosen["data"]["inputs"], chosen["data"]["template"])
     same = templates.get(revision_name(service, label, fresh.name()))
     if same is not None:
-        return Template(label, fresh.name(), same["data"]["inputs"], same["data"]["template"], True)
-    return Template(label, fresh.name(), fresh.inputs(), render(fresh), False)
+        return Template(label, fresh.name(), same["data"]["inputs"], same["data"]["template"])
+    return Template(label, fresh.name(), fresh.inputs(), render(fresh))
 
 
 def stored(facts: Facts, template: Template, number: int) -> Manifest:
@@ -150,7 +149,7 @@ def revisions(facts: Facts, wanted: Iterable[Template]) -> dict[str, Manifest]:
     for name, item in live.items():
         if name not in found and (name in used or name in idle):
             data = item["data"]
-            again = Template(*_marks(item), data["inputs"], data["template"], True)
+            again = Template(*_marks(item), data["inputs"], data["template"])
             found[name] = stored(facts, again, int(item["revision"]))
     return dict(sorted(found.items()))
 

@@ -86,7 +86,7 @@ class _Draft:
             int(inputs.get("blockSize", 0)),
             "held",
         )
-        self.add(Template(label, name, inputs, pod, stored is not None), count, 0, shown)
+        self.add(Template(label, name, inputs, pod), count, 0, shown)
 
 
 def _inputs_shown(live: Manifest) -> Manifest:
