@@ -24,6 +24,8 @@ class ModelConfig:
     """Longest prompt + answer; 0 = what the model allows, cut to what the pool holds."""
     dtype: str = "Auto"
     quantization: str = "None"
+    load_format: str = "Auto"
+    """Dummy = random weights of the shape that config.json names, made on the device: for measurements."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class SchedulerConfig:
 
     max_batched_tokens: int = 8192
     max_sequences: int = 1024
+    max_step_milliseconds: float = 0.0
+    """Predicted time of a step while requests generate, which bounds how much prompt it takes along; 0 = 25 on an
+    accelerator, 200 on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ class EngineConfig:
     tensor_parallel: int = 1
     cpu_threads: int = 0
     """Threads of torch on a CPU; 0 = one per core this process may use."""
+    kernel_cache: str = ""
+    """Folder of compiled kernels; empty = Triton's own (TRITON_CACHE_DIR)."""
 
 
 @dataclass(frozen=True)

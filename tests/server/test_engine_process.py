@@ -208,13 +208,13 @@ def test_a_failed_step_ends_its_requests_with_an_error_and_nothing_else(
     client = running.connect()
     client.until(lambda one: isinstance(one, Ready))
     runner = running.engine._runner
-    works = runner.step
+    works = runner.launch
 
     def fails(parts: object) -> object:
-        monkeypatch.setattr(runner, "step", works)
+        monkeypatch.setattr(runner, "launch", works)
         raise RuntimeError("the kernel is on fire")
 
-    monkeypatch.setattr(runner, "step", fails)
+    monkeypatch.setattr(runner, "launch", fails)
     client.send(submit(1, [1, 2, 3]))
     end = client.finished(1)
     assert end.reason == "error"

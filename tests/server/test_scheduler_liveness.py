@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import struct
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from octavo_server.engine.blocks import BlockPool
 from octavo_server.engine.messages import SamplingParams, Submit
+from octavo_server.engine.plan import Part, StepPlan
 from octavo_server.engine.request import Request, make_request
-from octavo_server.engine.scheduler import PROMPT_LOGPROB_ROWS, Part, Scheduler, SchedulerLimits
+from octavo_server.engine.scheduler import PROMPT_LOGPROB_ROWS, Scheduler, SchedulerLimits
 
 VOCABULARY = 5
 
@@ -18,7 +20,11 @@ VOCABULARY = 5
 class Traffic:
     """A scheduler and a model that 'generates' the sum of the known tokens, modulo the vocabulary."""
 
-    def __init__(self, *, blocks: int = 7, block_size: int = 4, budget: int = 8, sequences: int = 3) -> None:
+    def __init__(
+        self, *, blocks: int = 7, block_size: int = 4, budget: int = 8, sequences: int = 3, overlaps: bool = False
+    ) -> None:
+        self.overlaps = overlaps
+        self.flight: StepPlan | None = None
         self.scheduler = Scheduler(BlockPool(blocks), SchedulerLimits(budget, sequences, block_size))
         self.capacity = (blocks - 1) * block_size
         self.living: list[Request] = []
@@ -47,23 +53,35 @@ class Traffic:
         self.scheduler.add(request)
         return request
 
-    def step(self, long_parts_budget: int | None = None) -> list[Part]:
-        parts = self.scheduler.schedule(long_parts_budget=long_parts_budget)
-        assert sum(part.count for part in parts) <= self.scheduler.limits.max_batched_tokens
+    def step(self, prompt_budget: int | None = None) -> list[Part]:
+        """Plans and launches a step, then collects the one before it, or this one as well when steps do not overlap."""
+        plan = self.scheduler.schedule(prompt_budget=prompt_budget)
+        parts = list(plan)
+        assert plan.tokens == sum(part.count for part in parts) <= self.scheduler.limits.max_batched_tokens
         assert len({part.request.request_id for part in parts}) == len(parts)
         for part in parts:
             assert part.count > 0
             assert part.start == part.request.computed
-        self.scheduler.complete(parts)
-        for part in parts:
-            if part.samples:
+        self.scheduler.launched(plan)
+        self.scheduler.check_integrity()
+        flights = [self.flight, plan if len(parts) else None]
+        self.flight = flights.pop() if self.overlaps else None
+        for flight in flights:
+            if flight is not None:
+                self.collect(flight)
+        return parts
+
+    def collect(self, plan: StepPlan) -> None:
+        for part, alive in zip(plan, plan.alive.tolist(), strict=True):
+            if part.samples and alive:
                 known = part.request.tokens[: part.request.length]
                 part.request.append(int(known.sum()) % VOCABULARY)
-                if part.request.length == part.request.max_length:
-                    self.remove(part.request)
-                    self.done.append(part.request)
+        self.scheduler.collected(plan)
+        for part, alive in zip(plan, plan.alive.tolist(), strict=True):
+            if part.samples and alive and part.request.length == part.request.max_length:
+                self.remove(part.request)
+                self.done.append(part.request)
         self.scheduler.check_integrity()
-        return parts
 
     def remove(self, request: Request) -> None:
         self.scheduler.remove(request)
@@ -73,9 +91,11 @@ class Traffic:
 class SchedulerMachine(RuleBasedStateMachine):
     """Submits, steps and aborts in any order on a pool of six blocks."""
 
+    overlaps = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.traffic = Traffic()
+        self.traffic = Traffic(overlaps=self.overlaps)
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20),
@@ -89,7 +109,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.traffic.living)
     @rule(budget=st.sampled_from([None, 1, 3]))
     def step(self, budget: int | None) -> None:
-        assert self.traffic.step(budget), "requests live and nothing was scheduled"
+        collects = self.traffic.flight is not None
+        assert self.traffic.step(budget) or collects, "requests live and nothing was scheduled or collected"
 
     @precondition(lambda self: self.traffic.living)
     @rule(data=st.data())
@@ -105,7 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         owed = sum(request.max_length for request in self.traffic.living)
-        for _ in range(4 * owed + 1):
+        for _ in range(8 * owed + 2):
             if not self.traffic.living:
                 break
             self.traffic.step()
@@ -113,22 +134,33 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.traffic.scheduler.pool.counts().active == 0
 
 
+class OverlappingMachine(SchedulerMachine):
+    """The same, each step planned before the tokens of the one before it are known."""
+
+    overlaps = True
+
+
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOverlappingMachine = OverlappingMachine.TestCase
+TestOverlappingMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     blocks=st.integers(3, 6),
     jobs=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=2, max_size=6),
+    overlaps=st.booleans(),
 )
-def test_a_pool_of_very_few_blocks_always_makes_progress(blocks: int, jobs: list[tuple[int, int]]) -> None:
-    traffic = Traffic(blocks=blocks, block_size=4, budget=4, sequences=4)
+def test_a_pool_of_very_few_blocks_always_makes_progress(
+    blocks: int, jobs: list[tuple[int, int]], overlaps: bool
+) -> None:
+    traffic = Traffic(blocks=blocks, block_size=4, budget=4, sequences=4, overlaps=overlaps)
     jobs = [(min(prompt, traffic.capacity - 1), new) for prompt, new in jobs]
     for number, (prompt, new) in enumerate(jobs):
         traffic.submit([number % VOCABULARY] * prompt, new)
     # Each request recomputes at most its own length per block another one grows by.
-    limit = sum(prompt + new for prompt, new in jobs) * (len(jobs) + 1)
+    limit = 2 * sum(prompt + new for prompt, new in jobs) * (len(jobs) + 1)
     steps = 0
     while traffic.living:
         traffic.step()
@@ -137,13 +169,14 @@ def test_a_pool_of_very_few_blocks_always_makes_progress(blocks: int, jobs: list
     assert len(traffic.done) == len(jobs)
 
 
-def test_preemption_changes_no_token_and_the_preempted_request_is_the_next_to_run() -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_preemption_changes_no_token_and_the_preempted_request_is_the_next_to_run(overlaps: bool) -> None:
     alone = Traffic(blocks=20)
     expected = [alone.submit([number], 18) for number in (1, 2)]
     while alone.living:
         alone.step()
     assert alone.scheduler.preemptions == 0
-    tight = Traffic(blocks=7)
+    tight = Traffic(blocks=7, overlaps=overlaps)
     first, second = tight.submit([1], 18), tight.submit([2], 18)
     late = tight.submit([3], 1)
     while tight.scheduler.preemptions == 0:
@@ -172,7 +205,7 @@ def test_generation_goes_on_while_a_long_prompt_is_computed_in_chunks() -> None:
     long = traffic.submit([2] * 40, 1)
     lengths = []
     while long.computed < 39 and long in traffic.living:
-        traffic.step(long_parts_budget=5)
+        traffic.step(prompt_budget=5)
         lengths.append(generating.length)
     assert len(lengths) >= 8
     assert lengths == list(range(lengths[0], lengths[0] + len(lengths)))

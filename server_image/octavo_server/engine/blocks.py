@@ -35,6 +35,8 @@ class BlockPool:
         # First out = least recently used; blocks without a digest are put in front, so they go before cached ones.
         self._unused: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, blocks))
         self._cached = 0
+        self.evicted = 0
+        """Cached blocks that were given to somebody else, since the start."""
 
     @property
     def available(self) -> int:
@@ -109,6 +111,7 @@ class BlockPool:
         digest = self._digest_of[block]
         if digest is not None:
             self._cached -= 1
+            self.evicted += 1
             self._digest_of[block] = None
             del self._block_of[digest]
 

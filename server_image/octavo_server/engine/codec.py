@@ -18,6 +18,7 @@ from octavo_server.engine.messages import (
     Finished,
     Message,
     Outputs,
+    PlainOutputs,
     Progress,
     Ready,
     RequestOutput,
@@ -45,7 +46,8 @@ class CodecError(ValueError):
 
 def encode(message: Message) -> bytes:
     """The payload of one message, without the length in front."""
-    payload: bytes = msgpack.packb([type(message).__name__, *_plain(message)], use_bin_type=True)
+    values = _outputs(message) if isinstance(message, Outputs) else _plain(message)
+    payload: bytes = msgpack.packb([type(message).__name__, *values], use_bin_type=True)
     return payload
 
 
@@ -92,6 +94,15 @@ class FrameBuffer:
             del self._data[:start]
 
 
+def _outputs(message: Outputs) -> list[Any]:
+    """Outputs with anything but one token, then ids (uint64) and tokens (int32, little endian) of the plain ones."""
+    outputs = message.outputs
+    if isinstance(outputs, PlainOutputs):
+        others, ids, tokens = outputs.others, outputs.request_ids, outputs.tokens
+        return [[_plain(one) for one in others], ids.astype("<u8").tobytes(), tokens.astype("<i4").tobytes()]
+    return [[_plain(one) for one in outputs], b"", b""]
+
+
 def _plain(value: Any) -> list[Any]:
     """Field values of a message in order, nested messages as arrays of their own."""
     return [_plain_field(getattr(value, name)) for name in _FIELDS[type(value)]]
@@ -111,7 +122,10 @@ def _build(kind: object, values: list[Any]) -> Message:
     if kind == "Submit":
         values[2] = SamplingParams(*values[2])
     elif kind == "Outputs":
-        values[0] = [_output(item) for item in values[0]]
+        outputs, request_ids, tokens = values
+        count = len(tokens) // 4
+        plain = zip(struct.unpack(f"<{count}Q", request_ids), struct.unpack(f"<{count}i", tokens), strict=True)
+        values = [[_output(item) for item in outputs] + [RequestOutput(number, [token], []) for number, token in plain]]
     message: Message = _KINDS[kind](*values)
     return message
 

@@ -1,5 +1,9 @@
 """The engine without its socket: requests in, messages out, one step at a time.
 
+On a GPU the next step is planned and launched while one runs: `step` queues the model's work of step n + 1, delivers
+the tokens of step n, then queues the sampling of step n + 1, for which all earlier tokens are known by then. A token
+that a request no longer wants, because the one before ended it, is dropped. On a CPU each step is delivered at once.
+
 Every request ends with exactly one Finished. An exception in a step ends that step's requests with `error` and nothing
 else: the pool's integrity is checked and the engine goes on.
 """
@@ -9,27 +13,58 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher
+import numpy as np
+import numpy.typing as npt
 
+from octavo_server.engine.cost import StepCost
 from octavo_server.engine.grammars import Grammars
-from octavo_server.engine.messages import Abort, Finished, Message, Outputs, RequestOutput, Stats, Submit
+from octavo_server.engine.messages import Abort, Finished, Message, Outputs, PlainOutputs, RequestOutput, Stats, Submit
+from octavo_server.engine.plan import StepPlan
 from octavo_server.engine.request import Request, make_request
-from octavo_server.engine.runner import Runner, StepResult
-from octavo_server.engine.scheduler import Part, Scheduler
+from octavo_server.engine.runner import Flight, Runner, StepResult
+from octavo_server.engine.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 log = logging.getLogger(__name__)
 
+Ints = npt.NDArray[np.int64]
 Addressed = tuple[int, Message]
 """A message and the number of the connection it goes to."""
 
-_LONG_PARTS_SECONDS = 0.2
-"""Time that prompt parts may add to a step while other requests generate."""
-_FIRST_LONG_PARTS_TOKENS = 256
+_CPU_STEP_SECONDS = 0.2
+_GPU_STEP_SECONDS = 0.025
+"""Longest step while requests generate, where the configuration says nothing."""
 _COMPILING_PAUSE_SECONDS = 0.002
 """Longest wait for a grammar when there is nothing else to do; messages are read in between."""
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One step, for those who measure: its size, the device's time, and the host's by what it did.
+
+    The host plans and launches the next step, waits for this one, delivers it and queues the next one's sampling.
+    """
+
+    tokens: int
+    rows: int
+    device_seconds: float
+    plan_seconds: float
+    launch_seconds: float
+    wait_seconds: float
+    deliver_seconds: float
+    sample_seconds: float
+
+    @property
+    def host_seconds(self) -> float:
+        """All but the wait."""
+        return self.plan_seconds + self.launch_seconds + self.deliver_seconds + self.sample_seconds
 
 
 class Engine:
@@ -43,7 +78,9 @@ class Engine:
         max_length: int,
         vocabulary: int,
         grammars: Grammars | None = None,
+        step_seconds: float = 0.0,
     ) -> None:
+        """step_seconds: a step's predicted time while requests generate; 0 = by device, infinite = no limit."""
         self.scheduler = scheduler
         self._runner = runner
         self._grammars = grammars
@@ -56,12 +93,24 @@ class Engine:
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._queue_seconds: list[float] = []
-        self._long_parts_tokens_per_second = 0.0
+        usual = _GPU_STEP_SECONDS if runner.overlaps else _CPU_STEP_SECONDS
+        self._step_seconds = step_seconds or usual
+        self._cost = StepCost(self._step_seconds)
+        self._flight: Flight | None = None
+        self.observer: Callable[[StepTrace], None] | None = None
+        """Is told of every delivered step."""
+        self._times = [0.0] * 4
+        self._failed: list[Addressed] = []
+
+    def limit_steps(self, seconds: float) -> None:
+        """Changes the predicted time of a step while requests generate; infinite = no limit."""
+        self._step_seconds = seconds
+        self._cost.limit_seconds = seconds
 
     @property
     def busy(self) -> bool:
         """Whether a step has something to do."""
-        return bool(self._requests)
+        return bool(self._requests) or self._flight is not None
 
     def submit(self, connection: int, message: Submit) -> list[Addressed]:
         """Takes a request; a wrong one ends at once with `error` and a message that names the field."""
@@ -119,21 +168,67 @@ class Engine:
         return messages + self._compute()
 
     def _compute(self) -> list[Addressed]:
-        started = time.monotonic()
-        parts = self.scheduler.schedule(long_parts_budget=self._long_parts_budget())
-        if not parts:
-            compiling = [compiled for _, _, compiled in self._compiling.values()]
-            wait(compiling, _COMPILING_PAUSE_SECONDS, FIRST_COMPLETED)
-            return []
-        self._note_first_scheduling(parts, started)
+        launched = self._launch()
+        messages = self._land()
+        delivered = time.perf_counter()
+        if launched is None:
+            if not messages and self._flight is None and self._compiling:
+                compiling = [compiled for _, _, compiled in self._compiling.values()]
+                wait(compiling, _COMPILING_PAUSE_SECONDS, FIRST_COMPLETED)
+            return messages
         try:
-            result = self._runner.step(parts)
+            self._runner.sample(launched)
         except Exception as error:  # noqa: BLE001 - whatever it is, only this step's requests may suffer
-            return self._fail(parts, error)
+            self.scheduler.undo(launched.plan)
+            return messages + self._fail(launched.plan, error)
+        self._times[3] = time.perf_counter() - delivered
+        self._flight = launched
+        if not self._runner.overlaps:
+            messages += self._land()
+        return messages
+
+    def _launch(self) -> Flight | None:
+        """Plans a step and queues the model's work; None when there is nothing to compute or it failed."""
+        begun = time.perf_counter()
+        limited = self._step_seconds < float("inf")
+        plan = self.scheduler.schedule(prompt_budget=self._cost.budget if limited else None)
+        if not len(plan):
+            return None
+        self._note_first_scheduling(plan, time.monotonic())
+        planned = time.perf_counter()
+        try:
+            flight = self._runner.launch(plan)
+        except Exception as error:  # noqa: BLE001 - as in _compute
+            self._failed += self._fail(plan, error)
+            return None
+        self.scheduler.launched(plan)
+        self._times[0], self._times[1] = planned - begun, time.perf_counter() - planned
+        return flight
+
+    def _land(self) -> list[Addressed]:
+        """Waits for the step in flight and delivers its tokens."""
+        failed, self._failed = self._failed, []
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return failed
+        begun = time.perf_counter()
+        try:
+            result = self._runner.collect(flight)
+        except Exception as error:  # noqa: BLE001 - as in _compute
+            self.scheduler.undo(flight.plan)
+            return failed + self._fail(flight.plan, error)
         self._steps += 1
-        self._learn_speed(parts, time.monotonic() - started)
-        self.scheduler.complete(parts)
-        return self._deliver(parts, result)
+        waited = time.perf_counter()
+        self._cost.learn(flight.plan, result.seconds)
+        messages = self._deliver(flight.plan, result)
+        if self.observer is not None:
+            plan, launch, _, sample = self._times
+            deliver = time.perf_counter() - waited
+            step = flight.plan
+            self.observer(
+                StepTrace(step.tokens, len(step), result.seconds, plan, launch, waited - begun, deliver, sample)
+            )
+        return failed + messages
 
     def take_queue_seconds(self) -> list[float]:
         """Times from arrival to first scheduling since the last call."""
@@ -151,7 +246,7 @@ class Engine:
             cached_blocks=counts.cached,
             free_blocks=counts.free,
             allocated_slots=counts.active * size,
-            used_slots=self._used_slots(),
+            used_slots=self.scheduler.used_slots(),
             preemptions_total=self.scheduler.preemptions,
             prefix_queried_tokens_total=self.scheduler.queried_tokens,
             prefix_hit_tokens_total=self.scheduler.hit_tokens,
@@ -159,6 +254,8 @@ class Engine:
             generation_tokens_total=self._generated_tokens,
             steps_total=self._steps,
             queue_seconds=queue_seconds,
+            prefix_evicted_blocks_total=self.scheduler.pool.evicted,
+            shared_read_tokens_total=self.scheduler.shared_read_tokens,
         )
 
     def _begin(self, request_id: int) -> list[Addressed]:
@@ -180,74 +277,86 @@ class Engine:
         self.scheduler.add(request)
         return []
 
-    def _used_slots(self) -> int:
-        """Token slots of active blocks that hold a token; shared blocks counted once."""
-        size = self.scheduler.limits.block_size
-        filled: dict[int, int] = {}
-        for request in self.scheduler.running:
-            for index, block in enumerate(request.blocks):
-                here = min(max(request.computed - index * size, 0), size)
-                filled[block] = max(filled.get(block, 0), here)
-        return sum(filled.values())
+    def _note_first_scheduling(self, plan: StepPlan, now_seconds: float) -> None:
+        """Only requests that are new can be among the longer parts or among rows without a token on the device."""
+        for row in np.flatnonzero(~plan.table.drawn[plan.slots]).tolist():
+            request = plan.requests[row]
+            if not request.scheduled_once:
+                request.scheduled_once = True
+                self._queue_seconds.append(now_seconds - request.arrived_seconds)
 
-    def _long_parts_budget(self) -> int:
-        speed = self._long_parts_tokens_per_second
-        return max(16, int(speed * _LONG_PARTS_SECONDS)) if speed else _FIRST_LONG_PARTS_TOKENS
+    def _deliver(self, plan: StepPlan, result: StepResult) -> list[Addressed]:
+        """Appends a step's tokens to their requests, and says which of them end."""
+        table = self.scheduler.table
+        for row, entries in result.prompt_logprobs.items():
+            first = int(plan.starts[row]) + 1
+            plan.requests[row].prompt_logprobs[first : first + len(entries)] = entries
+        rows = np.flatnonzero(plan.samples & plan.alive)
+        slots, tokens = plan.slots[rows], result.tokens[rows]
+        before = table.known[slots]
+        requests = plan.requests if len(rows) == len(plan) else [plan.requests[row] for row in rows.tolist()]
+        for request, token in zip(requests, tokens.tolist(), strict=True):
+            length = request.length
+            request.tokens[length] = token
+            request.length = length + 1
+        table.known[slots] = before + 1
+        self._generated_tokens += len(rows)
+        stopped = (tokens[:, None] == table.stops[slots]).any(axis=1) & (before >= table.stop_from[slots])
+        full = before + 1 == table.limit[slots]
+        single = table.silent[slots] | table.special[slots]
+        table.silent[slots] = False
+        others: dict[int, list[RequestOutput]] = defaultdict(list)
+        for place in np.flatnonzero(single).tolist():
+            others[requests[place].connection].append(self._output(requests[place], result, int(rows[place])))
+        messages = self._outputs(slots[~single], tokens[~single], others)
+        for place in np.flatnonzero(stopped | full | table.special[slots]).tolist():
+            request, token = requests[place], int(tokens[place])
+            late = int(before[place]) >= request.prompt_length + request.sampling.min_tokens
+            stops = late and token in request.stop_ids
+            end = self._end(request, token, stops=stops, full=bool(full[place]))
+            if end is not None:
+                messages.append(self._finish(request, end))
+        # Only now: a step in flight may have filled the block of a request that ended with its last token.
+        self.scheduler.collected(plan)
+        return messages
 
-    def _learn_speed(self, parts: list[Part], seconds: float) -> None:
-        """Keeps a moving average of tokens per second over steps that are mostly prompt."""
-        tokens = sum(part.count for part in parts)
-        if tokens >= 64 and tokens > 4 * len(parts) and seconds > 0:
-            old = self._long_parts_tokens_per_second
-            speed = tokens / seconds
-            self._long_parts_tokens_per_second = speed if not old else 0.8 * old + 0.2 * speed
+    def _outputs(self, slots: Ints, tokens: Ints, others: dict[int, list[RequestOutput]]) -> list[Addressed]:
+        """One Outputs per connection: plain tokens as arrays, the others one by one."""
+        table = self.scheduler.table
+        connections = table.connection[slots]
+        messages: list[Addressed] = []
+        for connection in sorted({*np.unique(connections).tolist(), *others}):
+            mine = connections == connection
+            plain = PlainOutputs(table.request_id[slots[mine]], tokens[mine], others.get(connection, []))
+            messages.append((connection, Outputs(plain)))
+        return messages
 
-    def _note_first_scheduling(self, parts: list[Part], now_seconds: float) -> None:
-        for part in parts:
-            if not part.request.scheduled_once:
-                part.request.scheduled_once = True
-                self._queue_seconds.append(now_seconds - part.request.arrived_seconds)
+    def _output(self, request: Request, result: StepResult, row: int) -> RequestOutput:
+        asked = request.sampling.logprobs >= 0
+        first = not request.first_output_sent
+        request.first_output_sent = True
+        wants_prompt = first and request.sampling.prompt_logprobs >= 0
+        return RequestOutput(
+            request.request_id,
+            [int(result.tokens[row])],
+            [result.logprobs[row]] if asked else [],
+            list(request.prompt_logprobs) if wants_prompt else None,
+            request.cached_tokens if first else -1,
+        )
 
-    def _deliver(self, parts: list[Part], result: StepResult) -> list[Addressed]:
-        outputs: dict[int, list[RequestOutput]] = defaultdict(list)
-        finished: list[Addressed] = []
-        for index, part in enumerate(parts):
-            request = part.request
-            if index in result.prompt_logprobs:
-                entries = result.prompt_logprobs[index]
-                request.prompt_logprobs[part.start + 1 : part.start + 1 + len(entries)] = entries
-            if not part.samples:
-                continue
-            token = result.tokens[index]
-            stopped = token in request.stop_ids and request.generated >= request.sampling.min_tokens
-            request.append(token)
-            self._generated_tokens += 1
-            asked = request.sampling.logprobs >= 0
-            first = not request.first_output_sent
-            request.first_output_sent = True
-            wants_prompt = first and request.sampling.prompt_logprobs >= 0
-            outputs[request.connection].append(
-                RequestOutput(
-                    request.request_id,
-                    [token],
-                    [result.logprobs[index]] if asked else [],
-                    list(request.prompt_logprobs) if wants_prompt else None,
-                    request.cached_tokens if first else -1,
-                )
-            )
-            if request.grammar is not None:
-                request.grammar.accept([token])
-            if request.grammar is not None and request.grammar.error:
-                request.grammar.owner.forget(request.grammar.text)
-                reason = f"grammar: {request.grammar.error}"
-                finished.append(self._finish(request, Finished(request.request_id, "error", reason)))
-            elif stopped:
-                finished.append(self._finish(request, Finished(request.request_id, "stop", "", token)))
-            elif request.grammar is not None and request.grammar.complete:
-                finished.append(self._finish(request, Finished(request.request_id, "stop")))
-            elif request.length == request.max_length:
-                finished.append(self._finish(request, Finished(request.request_id, "length")))
-        return [*((connection, Outputs(items)) for connection, items in outputs.items()), *finished]
+    def _end(self, request: Request, token: int, *, stops: bool, full: bool) -> Finished | None:
+        """How a request ends with this token, or None."""
+        number, grammar = request.request_id, request.grammar
+        if grammar is not None:
+            grammar.accept([token])
+            if grammar.error:
+                grammar.owner.forget(grammar.text)
+                return Finished(number, "error", f"grammar: {grammar.error}")
+        if stops:
+            return Finished(number, "stop", "", token)
+        if grammar is not None and grammar.complete:
+            return Finished(number, "stop")
+        return Finished(number, "length") if full else None
 
     def _finish(self, request: Request, message: Finished) -> Addressed:
         if self._compiling.pop(request.request_id, None) is None:
@@ -255,10 +364,11 @@ class Engine:
         del self._requests[request.request_id]
         return (request.connection, message)
 
-    def _fail(self, parts: Iterable[Part], error: Exception) -> list[Addressed]:
-        """Ends the requests of a failed step; nothing they wrote in it was offered to the prefix cache."""
+    def _fail(self, plan: StepPlan, error: Exception) -> list[Addressed]:
+        """Ends the requests of a failed step; nothing they wrote in it stays in the prefix cache."""
         log.exception("a step failed; its requests end with an error")
         text = f"the engine failed on this request's step: {type(error).__name__}: {error}"
-        messages = [self._finish(part.request, Finished(part.request.request_id, "error", text)) for part in parts]
+        living = [plan.requests[row] for row in np.flatnonzero(plan.alive).tolist()]
+        messages = [self._finish(request, Finished(request.request_id, "error", text)) for request in living]
         self.scheduler.check_integrity()
         return messages

@@ -11,16 +11,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
-from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fill_next_token_bitmask_par
 
-from octavo_server.text.grammar import LIMITS
+if TYPE_CHECKING:
+    # Imported when the first grammar comes: the engine runs without llguidance where nobody sends one.
+    from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 CACHED_GRAMMARS = 64
+LIMITS: LLParserLimits | None = None
+"""Bounds on a grammar's work; None = those of text/grammar.py."""
 _COMPILING_THREADS = 2
 _MASKING_THREADS = 8
 
@@ -86,6 +89,9 @@ class Grammars:
 
     def masks(self, states: Sequence[GrammarState]) -> npt.NDArray[np.int32]:
         """Allowed tokens, one bit each, `[len(states), words of 32 tokens]`; all bits for a state in error."""
+        from llguidance import LLExecutor
+        from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fill_next_token_bitmask_par
+
         assert self._tokenizer is not None
         masks = allocate_token_bitmask(len(states), self._tokenizer.vocab_size)
         if len(states) == 1:
@@ -101,10 +107,14 @@ class Grammars:
         return masks
 
     def _compile(self, text: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        from octavo_server.text import grammar
+
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = self._load()
-        return LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+        return LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS or grammar.LIMITS)
 
 
 def apply_masks(logits: torch.Tensor, rows: Sequence[int], masks: npt.NDArray[np.int32]) -> None:
@@ -112,12 +122,17 @@ def apply_masks(logits: torch.Tensor, rows: Sequence[int], masks: npt.NDArray[np
 
     logits: float32 `[batch, vocabulary]`; masks: int32 `[len(rows), words]`, bit b of word w for token 32 w + b.
     """
-    words = torch.from_numpy(masks).to(logits.device)
+    words = _send(masks, logits.device)
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)
     allowed = ((words[:, :, None] >> bits) & 1).flatten(1).bool()
     width = min(allowed.shape[1], logits.shape[1])
-    index = torch.tensor(rows, device=logits.device)
+    index = _send(np.array(rows, np.int64), logits.device)
     kept = logits[index]
     kept[:, :width].masked_fill_(~allowed[:, :width], float("-inf"))
     kept[:, width:] = float("-inf")
     logits[index] = kept
+
+
+def _send(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -8,7 +8,13 @@ the API process (they belong to requests it has aborted).
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, overload
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -103,11 +109,42 @@ class RequestOutput:
     """Prompt tokens found in the prefix cache; -1 after the first output."""
 
 
+class PlainOutputs(Sequence[RequestOutput]):
+    """Outputs of one token without anything else, as arrays, and others as they are.
+
+    A step has hundreds of the first kind: they become objects only for those who look at them.
+    request_ids: uint64, tokens: int64, both `[plain]`.
+    """
+
+    def __init__(
+        self, request_ids: npt.NDArray[np.uint64], tokens: npt.NDArray[np.int64], others: list[RequestOutput]
+    ) -> None:
+        self.request_ids, self.tokens, self.others = request_ids, tokens, others
+
+    def __len__(self) -> int:
+        return len(self.others) + len(self.tokens)
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        yield from self.others
+        for request_id, token in zip(self.request_ids.tolist(), self.tokens.tolist(), strict=True):
+            yield RequestOutput(request_id, [token], [])
+
+    @overload
+    def __getitem__(self, index: int) -> RequestOutput: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[RequestOutput]: ...
+
+    def __getitem__(self, index: int | slice) -> RequestOutput | list[RequestOutput]:
+        return list(self)[index]
+
+
 @dataclass(frozen=True)
 class Outputs:
     """Engine → API: all outputs of one step for this API process."""
 
-    outputs: list[RequestOutput]
+    outputs: Sequence[RequestOutput]
+    """A list once it was decoded; on the socket, tokens that come alone are two arrays (engine/codec.py)."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +210,9 @@ class Stats:
     steps_total: int
     queue_seconds: list[float]
     """Times from arrival to first scheduling of requests scheduled since the last Stats."""
+    prefix_evicted_blocks_total: int = 0
+    shared_read_tokens_total: int = 0
+    """Cached tokens that steps did not have to read again, because requests share them."""
 
 
 Message = Submit | Abort | Outputs | Finished | Progress | Ready | StartupFailed | Stats

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from octavo_server.engine.digests import TOKEN_BYTES, digest_seed, digests, extend
 from octavo_server.engine.grammars import GrammarState
 from octavo_server.engine.messages import SamplingParams, Submit, TokenLogprobs
+from octavo_server.engine.slots import STOP_IDS, SlotTable
 
 _LIMITS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "temperature": ("0 or more", lambda value: 0 <= value < float("inf")),
@@ -34,7 +35,8 @@ _LIMITS: dict[str, tuple[str, Callable[[float], bool]]] = {
 class Request:
     """State of a request between its Submit and its Finished.
 
-    tokens: int32 buffer for prompt and answer; `length` of them are known, `computed` are in the cache.
+    tokens: int32 buffer for prompt and answer; `length` of them are known. While it runs, its other numbers stand in
+    its slot's row of `table`.
     """
 
     request_id: int
@@ -50,13 +52,10 @@ class Request:
     arrived_seconds: float
     digest_chain: list[bytes]
     digest_parent: bytes
-    computed: int = 0
     blocks: list[int] = field(default_factory=list)
-    registered: int = 0
-    """Full blocks offered to the prefix cache so far."""
+    """They only grow between an admission and the end or a preemption."""
     slot: int = -1
-    admissions: int = 0
-    """How often it was admitted: its blocks only grow between two admissions."""
+    table: SlotTable | None = None
     first_output_sent: bool = False
     scheduled_once: bool = False
     cached_tokens: int = -1
@@ -71,9 +70,39 @@ class Request:
         return self.length - self.prompt_length
 
     @property
-    def pending(self) -> int:
-        """Known tokens that are not in the cache yet; 1 while decoding."""
-        return self.length - self.computed
+    def computed(self) -> int:
+        """Tokens that launched steps write into the cache; 0 while it waits."""
+        return int(self.table.computed[self.slot]) if self.table is not None and self.slot >= 0 else 0
+
+    @property
+    def in_flight(self) -> int:
+        """Tokens that launched steps sample and the host does not know yet."""
+        return int(self.table.planned[self.slot]) - self.length if self.table is not None and self.slot >= 0 else 0
+
+    @property
+    def looked_at(self) -> bool:
+        """Whether each of its tokens needs more than a comparison with its stop ids."""
+        sampling = self.sampling
+        return (
+            self.grammar is not None
+            or sampling.logprobs >= 0
+            or sampling.prompt_logprobs >= 0
+            or len(self.stop_ids) > STOP_IDS
+        )
+
+    @property
+    def adjusted(self) -> bool:
+        """Whether its logits are changed by something that other rows do not share."""
+        sampling = self.sampling
+        return bool(
+            sampling.repetition_penalty != 1.0
+            or sampling.presence_penalty != 0.0
+            or sampling.frequency_penalty != 0.0
+            or sampling.logit_bias
+            or sampling.bad_words
+            or sampling.allowed_token_ids
+            or (sampling.min_tokens and self.stop_ids)
+        )
 
     @property
     def order(self) -> tuple[int, int]:
@@ -84,6 +113,8 @@ class Request:
         """Adds a generated token."""
         self.tokens[self.length] = token
         self.length += 1
+        if self.table is not None and self.slot >= 0:
+            self.table.known[self.slot] = self.length
 
     def digest(self, index: int, block_size: int) -> bytes:
         """Digest of full block `index`, extending the chain over generated tokens where needed."""

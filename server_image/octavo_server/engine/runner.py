@@ -1,40 +1,72 @@
-"""Runs one step on the device: builds the batch, runs the model, samples.
+"""Runs steps on the device: sends a step's numbers, queues the model, samples, brings the tokens back.
 
-Per-slot state (the page table) stays on the device; a step sends only what changed.
+`launch`, `sample` and `collect` belong together; on a GPU none but the last waits, so the next step can be launched
+while one runs. Tokens stay on the device: the next step reads them from the last tokens of all slots. The page table
+stays there as well; a step sends only what changed.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from octavo_kernels import AttentionShape, PagedAttention
+from octavo_kernels import AttentionShape, PagedAttention, SharedPrefixes
 
+from octavo_server.engine.batch import Wanted, fill, wanted_rows
 from octavo_server.engine.grammars import apply_masks
+from octavo_server.engine.graphs import MAX_GRAPH_TOKENS, Bucket, StepGraphs, buckets, largest_buckets
 from octavo_server.engine.messages import TokenLogprobs
-from octavo_server.engine.request import Request
-from octavo_server.engine.sampler import sample, token_logprobs
-from octavo_server.engine.scheduler import Part
+from octavo_server.engine.pages import PageTable
+from octavo_server.engine.plan import StepPlan, empty_plan
+from octavo_server.engine.sampler import LogprobTensors, RowRules, choose, logprob_tensors, to_device, to_host
+from octavo_server.engine.slots import SlotTable
+from octavo_server.engine.staging import Arrays, Staging, Tensors
 from octavo_server.models.decoder import Decoder, StepTensors
+
+_PAGE_UPDATES = (2048, 16384)
+"""New page-table entries that travel with a step's other numbers, for graphs and for larger steps."""
+_EAGER_TOKENS = 512
+"""Attention is planned for multiples of this, so that few different plans are kept."""
+_EAGER_SEQUENCES = 16
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gave: for each part that samples, its token and, where asked for, log-probabilities."""
+    """What a step gave: for each row of its plan, its token and, where asked for, log-probabilities."""
 
-    tokens: list[int]
-    """One per part; -1 where the part does not sample."""
+    tokens: npt.NDArray[np.int64]
+    """One per row; -1 where the row does not sample."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    """By index of the part."""
+    """By row."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    """By index of the part: entries for positions start + 1 … of the prompt."""
+    """By row: entries for positions start + 1 … of the prompt."""
+    seconds: float = 0.0
+    """Time that the device took."""
+
+
+@dataclass
+class Flight:
+    """A step between `launch` and `collect`."""
+
+    plan: StepPlan
+    wanted: Wanted
+    logits: torch.Tensor
+    sample_slots: torch.Tensor
+    begun: torch.cuda.Event | float
+    ended: torch.cuda.Event | float = 0.0
+    tokens: torch.Tensor | None = None
+    """On the host, once `ended` was reached."""
+    logprobs: tuple[list[int], LogprobTensors] | None = None
+    prompts: list[tuple[int, LogprobTensors]] = field(default_factory=list)
+    bucket: Bucket | None = None
 
 
 class Runner:
-    """Owns the decoder, the pool's tensors and the page table."""
+    """Owns the decoder, the pool's tensors, the page table and the graphs."""
 
     def __init__(
         self,
@@ -51,7 +83,9 @@ class Runner:
         spec = decoder.spec
         self.device = device
         self.block_size = block_size
+        self._kv_dtype = kv_dtype
         self._decoder = decoder
+        self._max_tokens, self._max_sequences = max_batched_tokens, max_sequences
         shape = AttentionShape(
             query_heads=spec.query_heads,
             kv_heads=spec.kv_heads,
@@ -63,144 +97,248 @@ class Runner:
         self._attention = PagedAttention(
             shape, device=device, max_tokens=max_batched_tokens, max_sequences=max_sequences
         )
-        size = (blocks, 2, spec.kv_heads, block_size, spec.head_size)
-        self.pool = [torch.zeros(size, dtype=kv_dtype, device=device) for _ in range(spec.layers)]
-        columns = -(-max_length // block_size)
-        self._page_table = torch.zeros(max_sequences, columns, dtype=torch.int32, device=device)
-        # What the page table holds, per slot: the owner, its admission, and how many of its blocks were sent.
-        self._sent: list[tuple[Request | None, int, int]] = [(None, 0, 0)] * max_sequences
+        self.pages = PageTable(max_sequences, -(-max_length // block_size), device)
+        self.graphs = StepGraphs()
+        self._on_gpu = device.type == "cuda"
+        self.overlaps = self._on_gpu
+        """Whether a step may be launched before the one before it was collected."""
+        self._large = self._staging(max_batched_tokens, max_sequences, _PAGE_UPDATES[1])
+        self._small = self._large
+        if self._on_gpu:
+            tokens = min(MAX_GRAPH_TOKENS, max_batched_tokens)
+            self._small = self._staging(tokens, min(tokens, max_sequences), _PAGE_UPDATES[0])
+        self.pool: list[torch.Tensor] = []
+        self.make_pool(blocks)
 
     @property
     def attention_backend(self) -> str:
         """Name of the attention backend in use."""
         return self._attention.backend
 
-    def step(self, parts: Sequence[Part]) -> StepResult:
-        """Computes the parts and samples for those that reach their last known token."""
+    def make_pool(self, blocks: int) -> None:
+        """Allocates the cache, one tensor per layer; graphs captured on an earlier one are dropped with it."""
+        spec = self._decoder.spec
+        self.graphs.drop()
+        self.pool = []
+        size = (blocks, 2, spec.kv_heads, self.block_size, spec.head_size)
+        self.pool = [torch.zeros(size, dtype=self._kv_dtype, device=self.device) for _ in range(spec.layers)]
+
+    def capture(self, wanted: Sequence[Bucket] | None = None) -> None:
+        """Captures the graphs of small steps, all of them or those named; largest first."""
         with torch.inference_mode():
-            self._send_pages(parts)
-            wanted = [self._logit_positions(part) for part in parts]
-            step = self._step_tensors(parts, wanted)
-            self._plan(parts)
-            logits = self._decoder.forward(step, self._attention, self.pool)
-            return self._collect(parts, wanted, logits)
+            some = buckets(self._small.tokens, self._max_sequences) if wanted is None else wanted
+            self.graphs.capture(some, self._padding_step)
+
+    def capture_largest(self) -> None:
+        """The largest graph of each kind, to see how much memory they take."""
+        self.capture(largest_buckets(self._small.tokens, self._max_sequences))
+
+    def run_largest(self) -> None:
+        """Runs the largest step there is, to see how much memory it takes, and compiles what larger steps need."""
+        with torch.inference_mode():
+            staging = self._large
+            self._send_padding(staging, staging.tokens, staging.sequences)
+            tensors, sequences = staging.tensors, _EAGER_SEQUENCES
+            while sequences < self._max_sequences:
+                self._plan_attention(tensors, staging.tokens, sequences)
+                sequences *= 2
+            logits = self._forward(tensors, staging.tokens, staging.sequences, tensors.logit_rows)
+            # Drawing takes sums in double precision of some rows at a time.
+            logits[:256].softmax(dim=1).double().cumsum(dim=1)
+            torch.cuda.synchronize(self.device)
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Computes a plan and samples for the rows that reach their last known token."""
+        flight = self.launch(plan)
+        self.sample(flight)
+        return self.collect(flight)
+
+    def launch(self, plan: StepPlan) -> Flight:
+        """Queues the model's work for a plan. Tokens that a step before it sampled need not be known yet."""
+        with torch.inference_mode():
+            wanted = wanted_rows(plan)
+            bucket = self.graphs.find(plan) if self._on_gpu and len(wanted.rows) <= len(plan) else None
+            staging = self._large if bucket is None else self._small
+            arrays = staging.begin()
+            tokens, sequences = plan.tokens, len(plan)
+            if bucket is not None:
+                tokens, sequences = bucket.tokens, bucket.sequences
+            elif self._on_gpu:
+                sequences = min(self._max_sequences, max(_EAGER_SEQUENCES, 1 << (len(plan) - 1).bit_length()))
+            self._fill(arrays, plan, wanted, staging, tokens, sequences)
+            updates = self.pages.collect(plan, arrays.updates)
+            begun = self._mark()
+            staging.send(updates)
+            tensors = staging.tensors
+            self.pages.write(tensors.updates[:updates])
+            if bucket is not None:
+                logits = self.graphs.replay(bucket)[: len(wanted.rows)]
+            else:
+                rows = self._logit_rows(tensors, wanted, tokens)
+                shared = self._on_gpu and plan.groups is not None
+                logits = self._forward(tensors, tokens, sequences, rows, shared=shared)
+            count = len(wanted.places)
+            return Flight(plan, wanted, logits, tensors.sample_slots[:count], begun, bucket=bucket)
+
+    def sample(self, flight: Flight) -> None:
+        """Queues sampling; all tokens of earlier steps must be appended to their requests by now."""
+        with torch.inference_mode():
+            plan, wanted, logits = flight.plan, flight.wanted, flight.logits
+            for row, place, count in wanted.prompts:
+                flight.prompts.append((row, self._prompt_logprobs(plan, row, logits[place : place + count])))
+            rows = np.flatnonzero(plan.samples)
+            if len(rows):
+                flight.tokens = self._choose(flight, rows)
+            flight.ended = self._mark()
+
+    def collect(self, flight: Flight) -> StepResult:
+        """Waits for the step's tokens."""
+        if isinstance(flight.ended, torch.cuda.Event) and isinstance(flight.begun, torch.cuda.Event):
+            flight.ended.synchronize()
+            seconds = flight.begun.elapsed_time(flight.ended) / 1000
+        else:
+            assert isinstance(flight.ended, float)
+            assert isinstance(flight.begun, float)
+            seconds = flight.ended - flight.begun
+        plan = flight.plan
+        tokens = np.full(len(plan), -1, np.int64)
+        if flight.tokens is not None:
+            tokens[plan.samples] = flight.tokens.numpy()
+        logprobs: dict[int, TokenLogprobs] = {}
+        if flight.logprobs is not None:
+            asked, found = flight.logprobs
+            counts = [plan.requests[row].sampling.logprobs for row in asked]
+            logprobs = dict(zip(asked, found.entries(counts), strict=True))
+        prompts = {}
+        for row, found in flight.prompts:
+            count = plan.requests[row].sampling.prompt_logprobs
+            prompts[row] = found.entries([count] * len(found.tokens))
+        return StepResult(tokens, logprobs, prompts, seconds)
 
     def forget_pages(self) -> None:
         """Clears the page table; only while no request is living."""
-        self._page_table.zero_()
-        self._sent = [(None, 0, 0)] * len(self._sent)
+        self.pages.forget()
 
-    def _send_pages(self, parts: Sequence[Part]) -> None:
-        """Writes new page numbers into the page table: one small scatter per step."""
-        slots: list[int] = []
-        columns: list[int] = []
-        pages: list[int] = []
-        for part in parts:
-            request = part.request
-            owner, admission, count = self._sent[request.slot]
-            # A preempted request may come back to its old slot with other blocks: the admission tells.
-            known = count if owner is request and admission == request.admissions else 0
-            held = len(request.blocks)
-            if held != count or known != count:
-                # Entries that the slot's last owner left behind become 0 again.
-                end = max(held, count)
-                slots += [request.slot] * (end - known)
-                columns += range(known, end)
-                pages += request.blocks[known:] + [0] * (end - held)
-                self._sent[request.slot] = (request, request.admissions, len(request.blocks))
-        if slots:
-            index = torch.tensor([slots, columns], device=self.device)
-            self._page_table[index[0], index[1]] = torch.tensor(pages, dtype=torch.int32, device=self.device)
-
-    def _logit_positions(self, part: Part) -> range:
-        """Positions of the part whose logits are needed: the last one, or all that have a next prompt token."""
-        request, end = part.request, part.start + part.count
-        if request.sampling.prompt_logprobs >= 0 and part.start + 1 < request.prompt_length:
-            return range(part.start, end)
-        return range(end - 1, end) if part.samples else range(0)
-
-    def _step_tensors(self, parts: Sequence[Part], wanted: Sequence[range]) -> StepTensors:
-        total = sum(part.count for part in parts)
-        tokens = np.empty(total, dtype=np.int64)
-        positions = np.empty(total, dtype=np.int64)
-        slot_mapping = np.empty(total, dtype=np.int64)
-        rows: list[int] = []
-        at = 0
-        for part, needed in zip(parts, wanted, strict=True):
-            request, start, end = part.request, part.start, part.start + part.count
-            if part.count == 1:
-                tokens[at] = request.tokens[start]
-                positions[at] = start
-                slot_mapping[at] = request.blocks[start // self.block_size] * self.block_size + start % self.block_size
-            else:
-                here = slice(at, at + part.count)
-                tokens[here] = request.tokens[start:end]
-                positions[here] = span = np.arange(start, end)
-                blocks = np.array(request.blocks, dtype=np.int64)
-                slot_mapping[here] = blocks[span // self.block_size] * self.block_size + span % self.block_size
-            rows += range(at + needed.start - start, at + needed.stop - start) if needed else ()
-            at += part.count
-        return StepTensors(
-            tokens=self._send(tokens),
-            positions=self._send(positions),
-            slot_mapping=self._send(slot_mapping),
-            logit_rows=self._send(np.array(rows, dtype=np.int64)),
+    def _staging(self, tokens: int, sequences: int, updates: int) -> Staging:
+        return Staging(
+            tokens=tokens, sequences=sequences, updates=updates, slots=self._max_sequences, device=self.device
         )
 
-    def _plan(self, parts: Sequence[Part]) -> None:
-        starts = np.zeros(len(parts) + 1, dtype=np.int32)
-        np.cumsum([part.count for part in parts], out=starts[1:])
-        lengths = np.array([part.start + part.count for part in parts], dtype=np.int32)
-        slots = np.array([part.request.slot for part in parts], dtype=np.int32)
+    def _mark(self) -> torch.cuda.Event | float:
+        if not self._on_gpu:
+            return time.monotonic()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _logit_rows(self, tensors: Tensors, wanted: Wanted, tokens: int) -> torch.Tensor | None:
+        """None where every token's logits are wanted, in their order."""
+        if len(wanted.rows) == tokens:
+            return None
+        if len(wanted.rows) <= len(tensors.logit_rows):
+            return tensors.logit_rows[: len(wanted.rows)]
+        return to_device(wanted.rows, self.device)
+
+    def _send_padding(self, staging: Staging, tokens: int, sequences: int) -> None:
+        none = np.zeros(0, np.int64)
+        arrays, plan = staging.begin(), empty_plan(SlotTable(1))
+        self._fill(arrays, plan, Wanted(none, none, []), staging, tokens, sequences)
+        staging.send(0)
+
+    def _padding_step(self, bucket: Bucket) -> torch.Tensor:
+        """A step of a bucket's size that consists of padding; a captured one computes whatever is sent later."""
+        if not torch.cuda.is_current_stream_capturing():
+            self._send_padding(self._small, bucket.tokens, bucket.sequences)
+        tensors, shared = self._small.tensors, bucket.kind == "shared"
+        rows = tensors.logit_rows[: bucket.sequences]
+        return self._forward(tensors, bucket.tokens, bucket.sequences, rows, shared=shared)
+
+    def _fill(
+        self, arrays: Arrays, plan: StepPlan, wanted: Wanted, staging: Staging, tokens: int, sequences: int
+    ) -> None:
+        fill(
+            arrays,
+            plan,
+            wanted,
+            block_size=self.block_size,
+            tokens=tokens,
+            sequences=sequences,
+            first_source=staging.slots + 1,
+        )
+
+    def _plan_attention(self, tensors: Tensors, tokens: int, sequences: int, *, shared: bool = False) -> None:
+        bound = tokens
+        if self._on_gpu and tokens > MAX_GRAPH_TOKENS:
+            bound = min(-(-tokens // _EAGER_TOKENS) * _EAGER_TOKENS, self._max_tokens)
         self._attention.plan(
-            self._send(starts), self._send(lengths), self._page_table, self._send(slots), tokens=int(starts[-1])
+            tensors.starts[: sequences + 1],
+            tensors.lengths[:sequences],
+            self.pages.table,
+            tensors.slots[:sequences],
+            tokens=bound,
+            groups=SharedPrefixes(tensors.group_starts, tensors.group_lengths) if shared else None,
         )
 
-    def _send(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.device)
+    def _forward(
+        self,
+        tensors: Tensors,
+        tokens: int,
+        sequences: int,
+        logit_rows: torch.Tensor | None,
+        *,
+        shared: bool = False,
+    ) -> torch.Tensor:
+        """Plans attention and runs the model on what the staging area holds."""
+        self._plan_attention(tensors, tokens, sequences, shared=shared)
+        step = StepTensors(
+            tokens=tensors.table[tensors.sources[:tokens]],
+            positions=tensors.positions[:tokens],
+            slot_mapping=tensors.slot_mapping[:tokens],
+            logit_rows=logit_rows,
+        )
+        return self._decoder.forward(step, self._attention, self.pool)
 
-    def _collect(self, parts: Sequence[Part], wanted: Sequence[range], logits: torch.Tensor) -> StepResult:
-        """Splits the logits' rows among the parts, takes log-probabilities first, then samples."""
-        sampling, sample_rows, prompts = [], [], {}
-        at = 0
-        for index, (part, needed) in enumerate(zip(parts, wanted, strict=True)):
-            if len(needed) > 1 or (needed and not part.samples):
-                prompts[index] = self._prompt_logprobs(part, logits[at : at + len(needed)])
-            at += len(needed)
-            if part.samples:
-                sampling.append(index)
-                sample_rows.append(at - 1)
-        tokens = [-1] * len(parts)
-        if not sampling:
-            return StepResult(tokens, {}, prompts)
-        chosen_logits = logits if len(sample_rows) == logits.shape[0] else logits[sample_rows]
-        asked = [place for place, index in enumerate(sampling) if parts[index].request.sampling.logprobs >= 0]
-        raw = chosen_logits[asked].log_softmax(dim=1) if asked else None
-        requests = [parts[index].request for index in sampling]
-        self._mask(chosen_logits, requests)
-        chosen = sample(chosen_logits, requests)
-        for index, token in zip(sampling, chosen, strict=True):
-            tokens[index] = token
-        logprobs: dict[int, TokenLogprobs] = {}
+    def _choose(self, flight: Flight, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Takes log-probabilities first, then samples; keeps the tokens on the device and sends a copy home."""
+        plan, table = flight.plan, flight.plan.table
+        slots, places = plan.slots[rows], flight.wanted.places
+        logits = flight.logits
+        if len(places) != logits.shape[0]:
+            logits = logits[to_device(places, self.device)]
+        requests = plan.requests if len(rows) == len(plan) else [plan.requests[row] for row in rows.tolist()]
+        asked: list[int] = []
+        raw = None
+        if table.special[slots].any():
+            asked = [place for place, request in enumerate(requests) if request.sampling.logprobs >= 0]
+            raw = logits[to_device(np.array(asked, np.int64), self.device)].log_softmax(dim=1) if asked else None
+            self._mask(logits, requests, plan.alive[rows])
+        rules = RowRules(table.temperature[slots], table.vocabulary[slots], table.adjusted[slots])
+        chosen = choose(logits, requests, rules)
+        self._small.last_tokens.index_copy_(0, flight.sample_slots, chosen)
+        if self._large is not self._small:
+            self._large.last_tokens.index_copy_(0, flight.sample_slots, chosen)
         if raw is not None:
-            indices = [sampling[place] for place in asked]
-            counts = [parts[index].request.sampling.logprobs for index in indices]
-            entries = token_logprobs(raw, [tokens[index] for index in indices], counts)
-            logprobs = dict(zip(indices, entries, strict=True))
-        return StepResult(tokens, logprobs, prompts)
+            most = max(requests[place].sampling.logprobs for place in asked)
+            own = chosen[to_device(np.array(asked, np.int64), self.device)]
+            flight.logprobs = ([int(rows[place]) for place in asked], logprob_tensors(raw, own, most))
+        return to_host(chosen)
 
-    def _mask(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
-        """Forbids, in the rows of requests with a grammar, what it does not allow next."""
-        states = [(row, request.grammar) for row, request in enumerate(requests) if request.grammar is not None]
+    def _mask(self, logits: torch.Tensor, requests: Sequence[object], alive: npt.NDArray[np.bool_]) -> None:
+        """Forbids, in the rows of living requests with a grammar, what it does not allow next."""
+        states = []
+        for row, request in enumerate(requests):
+            grammar = getattr(request, "grammar", None)
+            if grammar is not None and alive[row]:
+                states.append((row, grammar))
         if states:
             # The device still computes the logits meanwhile: nothing before this line waits for them.
             masks = states[0][1].owner.masks([state for _, state in states])
             apply_masks(logits, [row for row, _ in states], masks)
 
-    def _prompt_logprobs(self, part: Part, logits: torch.Tensor) -> list[TokenLogprobs]:
-        """Entries of the prompt tokens that follow the part's positions; `logits` `[part.count, vocabulary]`."""
-        request = part.request
-        following = request.tokens[part.start + 1 : min(part.start + part.count + 1, request.prompt_length)].tolist()
-        count = request.sampling.prompt_logprobs
+    def _prompt_logprobs(self, plan: StepPlan, row: int, logits: torch.Tensor) -> LogprobTensors:
+        """Of the prompt tokens that follow a row's positions; `logits` `[count, vocabulary]`."""
+        request, start = plan.requests[row], int(plan.starts[row])
+        end = min(start + int(plan.counts[row]) + 1, request.prompt_length)
+        following = to_device(request.tokens[start + 1 : end].astype(np.int64), self.device)
         rows = logits[: len(following)].log_softmax(dim=1)
-        return token_logprobs(rows, following, [count] * len(following))
+        return logprob_tensors(rows, following, request.sampling.prompt_logprobs)

@@ -9,8 +9,11 @@ vocabulary in order with one number per row (engine/philox.py), so a row's token
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from octavo_server.engine.messages import TokenLogprobs
@@ -18,38 +21,75 @@ from octavo_server.engine.philox import uniforms
 from octavo_server.engine.request import Request
 
 _FIRST_CANDIDATES = 512
+_ROWS_AT_ONCE = 256
 _BAD_WORD_PENALTY = 1e9
 """Probability 0 beside any other token, and still a way on where a grammar allows nothing else."""
 
 
 def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
-    """One token per row; `logits` float32 `[rows, vocabulary]` is changed in place."""
-    _forbid_ids_without_token(logits, requests)
-    for row, request in enumerate(requests):
-        _adjust(logits[row], request)
-    greedy = [row for row, request in enumerate(requests) if request.sampling.temperature == 0]
-    drawn = [row for row, request in enumerate(requests) if request.sampling.temperature > 0]
-    tokens = [0] * len(requests)
-    if greedy:
-        chosen = logits.argmax(dim=1) if len(greedy) == len(requests) else logits[greedy].argmax(dim=1)
-        for row, token in zip(greedy, chosen.tolist(), strict=True):
-            tokens[row] = token
-    if drawn:
-        rows = logits if len(drawn) == len(requests) else logits[drawn]
-        for row, token in zip(drawn, _draw(rows, [requests[row] for row in drawn]), strict=True):
-            tokens[row] = token
+    """One token per row; `logits` float32 `[rows, vocabulary]` is changed in place. Waits for the device."""
+    result: list[int] = choose(logits, requests, rules_of(requests)).tolist()
+    return result
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """What is looked at for all rows at once. temperature: float32; vocabulary: int64, 0 = all ids have a token;
+    adjusted: bool, whether a row's logits are changed by rules of its own. All `[rows]`."""
+
+    temperature: npt.NDArray[np.float32]
+    vocabulary: npt.NDArray[np.int64]
+    adjusted: npt.NDArray[np.bool_]
+
+
+def rules_of(requests: Sequence[Request]) -> RowRules:
+    """The rules of these requests, one row each."""
+    return RowRules(
+        np.array([request.sampling.temperature for request in requests], np.float32),
+        np.array([request.sampling.vocabulary_size for request in requests], np.int64),
+        np.array([request.adjusted for request in requests], np.bool_),
+    )
+
+
+def choose(logits: torch.Tensor, requests: Sequence[Request], rules: RowRules) -> torch.Tensor:
+    """int64 `[rows]` on the device of the logits, float32 `[rows, vocabulary]`, which are changed in place."""
+    _forbid_ids_without_token(logits, rules.vocabulary)
+    for row in np.flatnonzero(rules.adjusted).tolist():
+        _adjust(logits[row], requests[row])
+    drawn = np.flatnonzero(rules.temperature > 0)
+    if len(drawn) == 0:
+        return logits.argmax(dim=1)
+    if len(drawn) == len(requests):
+        return _draw_in_parts(logits, requests)
+    index = to_device(drawn, logits.device)
+    tokens = logits.argmax(dim=1)
+    tokens[index] = _draw_in_parts(logits[index], [requests[row] for row in drawn.tolist()])
     return tokens
 
 
-def _forbid_ids_without_token(logits: torch.Tensor, requests: Sequence[Request]) -> None:
+def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """The array on the device; the host does not wait for the copy."""
+    tensor = torch.from_numpy(values)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _draw_in_parts(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+    """Bounds the memory that sums in double precision take."""
+    parts = range(0, len(requests), _ROWS_AT_ONCE)
+    drawn = [_draw(logits[at : at + _ROWS_AT_ONCE], requests[at : at + _ROWS_AT_ONCE]) for at in parts]
+    return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
+
+
+def _forbid_ids_without_token(logits: torch.Tensor, vocabulary: npt.NDArray[np.int64]) -> None:
     """A model may have more logits than its tokenizer has tokens: those ids get −inf."""
-    sizes = [request.sampling.vocabulary_size or logits.shape[1] for request in requests]
-    if min(sizes, default=logits.shape[1]) >= logits.shape[1]:
+    sizes = np.where(vocabulary > 0, vocabulary, logits.shape[1])
+    least = int(sizes.min(initial=logits.shape[1]))
+    if least >= logits.shape[1]:
         return
-    if min(sizes) == max(sizes):
-        logits[:, sizes[0] :] = float("-inf")
+    if least == sizes.max():
+        logits[:, least:] = float("-inf")
         return
-    for row, size in enumerate(sizes):
+    for row, size in enumerate(sizes.tolist()):
         logits[row, size:] = float("-inf")
 
 
@@ -66,8 +106,8 @@ def _adjust(logits: torch.Tensor, request: Request) -> None:
         ids, counts = answer.unique(return_counts=True)  # type: ignore[no-untyped-call]
         logits[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
     if sampling.logit_bias:
-        ids = torch.tensor(list(sampling.logit_bias), device=logits.device)
-        logits[ids] += torch.tensor(list(sampling.logit_bias.values()), device=logits.device)
+        ids = to_device(np.array(list(sampling.logit_bias), np.int64), logits.device)
+        logits[ids] += to_device(np.array(list(sampling.logit_bias.values()), np.float32), logits.device)
     for word in sampling.bad_words:
         before = len(word) - 1
         if (
@@ -76,19 +116,22 @@ def _adjust(logits: torch.Tensor, request: Request) -> None:
         ):
             logits[word[-1]] -= _BAD_WORD_PENALTY
     if sampling.allowed_token_ids:
-        allowed = torch.tensor(sampling.allowed_token_ids, device=logits.device)
+        allowed = to_device(np.array(sampling.allowed_token_ids, np.int64), logits.device)
         kept = logits[allowed]
         logits.fill_(float("-inf"))
         logits[allowed] = kept
     if request.generated < sampling.min_tokens and request.stop_ids:
-        stops = [token for token in request.stop_ids if 0 <= token < logits.shape[0]]
-        logits[stops] = float("-inf")
+        stops = np.array([token for token in request.stop_ids if 0 <= token < logits.shape[0]], np.int64)
+        logits[to_device(stops, logits.device)] = float("-inf")
 
 
-def _draw(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
-    """Draws from `softmax(logits / temperature)` after top-k, top-p and min-p; float32 `[rows, vocabulary]`."""
+def _draw(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+    """int64 `[rows]`, drawn from `softmax(logits / temperature)` after top-k, top-p and min-p.
+
+    logits: float32 `[rows, vocabulary]`.
+    """
     device = logits.device
-    temperature = torch.tensor([request.sampling.temperature for request in requests], device=device)
+    temperature = to_device(np.array([request.sampling.temperature for request in requests], np.float32), device)
     logits = logits / temperature[:, None].clamp_min(1e-5)
     top_k = [request.sampling.top_k for request in requests]
     if any(0 < k < logits.shape[1] for k in top_k):
@@ -96,7 +139,7 @@ def _draw(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
     if any(request.sampling.top_p < 1 for request in requests):
         logits = _keep_top_p(logits, [request.sampling.top_p for request in requests])
     if any(request.sampling.min_p > 0 for request in requests):
-        floor = torch.tensor([request.sampling.min_p for request in requests], device=device).log()
+        floor = to_device(np.array([request.sampling.min_p for request in requests], np.float32), device).log()
         limit = logits.amax(dim=1) + floor
         logits = logits.masked_fill(logits < limit[:, None], float("-inf"))
     cumulative = logits.softmax(dim=1).double().cumsum(dim=1)
@@ -105,20 +148,20 @@ def _draw(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         np.array([request.sampling.choice_index for request in requests], dtype=np.uint64),
         np.array([request.length for request in requests], dtype=np.uint64),
     )
-    targets = torch.from_numpy(numbers).to(device)[:, None] * cumulative[:, -1:]
+    targets = to_device(numbers, device)[:, None] * cumulative[:, -1:]
     # right=True: the first token whose cumulative sum is above the target, never one of probability 0.
     chosen = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
-    result: list[int] = chosen.clamp_max(logits.shape[1] - 1).tolist()
-    return result
+    return chosen.clamp_max(logits.shape[1] - 1)
 
 
 def _keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
     """Masks all below the k-th largest value of each row; k = 0 keeps all."""
     wanted = [k if 0 < k < logits.shape[1] else 0 for k in top_k]
     largest = logits.topk(max(wanted), dim=1).values
-    index = torch.tensor([max(k, 1) - 1 for k in wanted], device=logits.device)
+    index = to_device(np.array([max(k, 1) - 1 for k in wanted], np.int64), logits.device)
     limit = largest.gather(1, index[:, None])
-    limit[[row for row, k in enumerate(wanted) if k == 0]] = float("-inf")
+    unlimited = to_device(np.array([k == 0 for k in wanted], np.bool_), logits.device)
+    limit = limit.masked_fill(unlimited[:, None], float("-inf"))
     return logits.masked_fill(logits < limit, float("-inf"))
 
 
@@ -143,25 +186,55 @@ def _keep_top_p(logits: torch.Tensor, top_p: Sequence[float]) -> torch.Tensor:
     return logits.masked_fill(logits < limits, float("-inf"))
 
 
+@dataclass(frozen=True)
+class LogprobTensors:
+    """Log-probabilities of some rows on their way to the host. tokens: int64 `[rows]`; own: float32 `[rows]`; ranks:
+    int64 `[rows]`; top_ids, top_values: `[rows, most]`."""
+
+    tokens: torch.Tensor
+    own: torch.Tensor
+    ranks: torch.Tensor
+    top_ids: torch.Tensor
+    top_values: torch.Tensor
+
+    def entries(self, counts: Sequence[int]) -> list[TokenLogprobs]:
+        """One entry per row with its `counts` most likely tokens; the copies must have ended."""
+        rows = zip(
+            *(tensor.tolist() for tensor in (self.tokens, self.own, self.ranks, self.top_ids, self.top_values)),
+            counts,
+            strict=True,
+        )
+        return [TokenLogprobs(token, own, rank, ids[:n], values[:n]) for token, own, rank, ids, values, n in rows]
+
+
+def logprob_tensors(log_probabilities: torch.Tensor, tokens: torch.Tensor, most: int) -> LogprobTensors:
+    """What the host needs of `log_probabilities` `[rows, vocabulary]` for one token per row, `tokens` int64 `[rows]`.
+
+    From a GPU it is copied without waiting: record an event behind the call and wait for that.
+    """
+    own = log_probabilities.gather(1, tokens[:, None])
+    ranks = (log_probabilities > own).sum(dim=1) + 1
+    top = log_probabilities.topk(min(most, log_probabilities.shape[1]), dim=1)
+    return LogprobTensors(*(to_host(one) for one in (tokens, own.squeeze(1), ranks, top.indices, top.values)))
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in host memory, sooner or later; the host does not wait for the copy."""
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
 def token_logprobs(
     log_probabilities: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]
 ) -> list[TokenLogprobs]:
     """Entries for one token per row of `log_probabilities` `[rows, vocabulary]` with the `counts` most likely ones."""
-    ids = torch.tensor(tokens, device=log_probabilities.device)[:, None]
-    own = log_probabilities.gather(1, ids)
-    ranks = ((log_probabilities > own).sum(dim=1) + 1).tolist()
-    own_values = own.squeeze(1).tolist()
-    most = min(max(counts, default=0), log_probabilities.shape[1])
-    top = log_probabilities.topk(most, dim=1) if most > 0 else None
-    top_values = top.values.tolist() if top else [[]] * len(tokens)
-    top_ids = top.indices.tolist() if top else [[]] * len(tokens)
-    return [
-        TokenLogprobs(token, value, rank, ids_of_row[:count], values_of_row[:count])
-        for token, value, rank, ids_of_row, values_of_row, count in zip(
-            tokens, own_values, ranks, top_ids, top_values, counts, strict=True
-        )
-    ]
+    ids = torch.tensor(tokens, dtype=torch.int64, device=log_probabilities.device)
+    found = logprob_tensors(log_probabilities, ids, max(counts, default=0))
+    if ids.device.type != "cpu":
+        torch.cuda.synchronize(ids.device)
+    return found.entries(counts)
 
 
 def _ids(tokens: np.ndarray[tuple[int], np.dtype[np.int32]], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(tokens.astype(np.int64)).to(device)
+    return to_device(tokens.astype(np.int64), device)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,13 +19,18 @@ from octavo_server.engine.runner import Runner
 from octavo_server.engine.scheduler import Scheduler, SchedulerLimits
 from octavo_server.engine.sizes import CachePlan, Refusal, cache_plan, plan_length, weight_bytes
 from octavo_server.models.decoder import load_decoder
-from octavo_server.text.grammar import grammar_tokenizer
-from octavo_server.text.tokenizer import load_tokenizer
-from octavo_server.weights import open_model
+from octavo_server.weights import ModelSource, open_model
+from octavo_server.weights.dummy import DummyModel
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NAMES = {torch.float32: "Float32", torch.bfloat16: "BFloat16", torch.float16: "Float16"}
 _WARM_UP_CONNECTION = -1
+_PROVISIONAL_BLOCKS = 64
+_MARGIN_BYTES = 512 << 20
+"""Left free for what was not measured: smaller graphs' own records, kernels loaded later, fragmentation."""
 
 
 def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[Engine, Ready]:
@@ -40,21 +45,28 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
     if device.type == "cpu":
         # One while loading (engine/threads.py says why); the loop takes more when nobody else needs them.
         torch.set_num_threads(config.cpu_threads or 1)
-    source = open_model(config.model.path, config.model.format)
+    source = _open(config, device)
     spec = source.spec
     dtype = choose_dtype(config.model.dtype, spec.stored_dtype, device)
     quantization = choose_quantization(config.model.quantization, device)
     kv_dtype = dtype
     if config.cache.dtype.lower() != "auto":
         kv_dtype = choose_dtype(config.cache.dtype, "", device, flag="--kv-dtype")
-    plan = cache_plan(
-        spec,
+    weights = weight_bytes(spec, dtype.itemsize, quantization)
+    limits = SchedulerLimits(
+        max_batched_tokens=config.scheduler.max_batched_tokens,
+        max_sequences=config.scheduler.max_sequences,
         block_size=config.cache.block_size_tokens,
-        element_bytes=kv_dtype.itemsize,
-        pool_bytes=config.cache.pool_bytes or default_pool_bytes(config, device),
     )
+
+    def plan_for(pool_bytes: int) -> CachePlan:
+        return cache_plan(spec, block_size=limits.block_size, element_bytes=kv_dtype.itemsize, pool_bytes=pool_bytes)
+
+    # On an accelerator what graphs and steps take is measured once the weights are there, and the pool gets the rest:
+    # this plan is the largest that can come of it, and refuses early what it can't hold.
+    plan = plan_for(config.cache.pool_bytes or default_pool_bytes(config, device, weights))
     max_length = plan_length(spec, plan, config.model.max_length_tokens)
-    _check_memory(device, weight_bytes(spec, dtype.itemsize, quantization), plan)
+    _check_memory(device, weights, plan)
     decoder = load_decoder(
         source,
         device=device,
@@ -64,14 +76,10 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
         progress=lambda percent: progress(Progress("weights", percent)),
     )
     progress(Progress("pool", 0))
-    limits = SchedulerLimits(
-        max_batched_tokens=config.scheduler.max_batched_tokens,
-        max_sequences=config.scheduler.max_sequences,
-        block_size=config.cache.block_size_tokens,
-    )
+    measured = device.type == "cuda"
     runner = Runner(
         decoder,
-        blocks=plan.blocks,
+        blocks=_PROVISIONAL_BLOCKS if measured else plan.blocks,
         block_size=limits.block_size,
         kv_dtype=kv_dtype,
         device=device,
@@ -79,11 +87,26 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
         max_batched_tokens=limits.max_batched_tokens,
         max_length=max_length,
     )
+    if measured:
+        working = working_memory_bytes(runner, device)
+        if not config.cache.pool_bytes:
+            plan = plan_for(default_pool_bytes(config, device, working + _MARGIN_BYTES))
+            max_length = plan_length(spec, plan, config.model.max_length_tokens)
+        runner.make_pool(plan.blocks)
+        progress(Progress("graphs", 0))
+        runner.capture()
     progress(Progress("first token", 0))
-    generate_one_token(runner, limits, max_length, spec.vocabulary_size)
+    generate_one_token(runner, limits, min(plan.blocks, 64), max_length, spec.vocabulary_size)
     scheduler = Scheduler(BlockPool(plan.blocks, prefix_caching=config.cache.prefix_caching), limits)
-    grammars = Grammars(lambda: grammar_tokenizer(load_tokenizer(Path(config.model.path))))
-    engine = Engine(runner, scheduler, max_length=max_length, vocabulary=spec.vocabulary_size, grammars=grammars)
+    grammars = Grammars(lambda: _grammar_tokenizer(Path(config.model.path)))
+    engine = Engine(
+        runner,
+        scheduler,
+        max_length=max_length,
+        vocabulary=spec.vocabulary_size,
+        grammars=grammars,
+        step_seconds=config.scheduler.max_step_milliseconds / 1000,
+    )
     ready = Ready(
         model_name=config.model.served_name or Path(config.model.path).name,
         vocabulary_size=spec.vocabulary_size,
@@ -97,6 +120,20 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
         fallback_reasons=[],
     )
     return engine, ready
+
+
+def _open(config: EngineConfig, device: torch.device) -> ModelSource:
+    if config.model.load_format.lower() == "dummy":
+        return DummyModel(Path(config.model.path), device)
+    return open_model(config.model.path, config.model.format)
+
+
+def _grammar_tokenizer(path: Path) -> LLTokenizer:
+    """Loaded when the first grammar comes."""
+    from octavo_server.text.grammar import grammar_tokenizer
+    from octavo_server.text.tokenizer import load_tokenizer
+
+    return grammar_tokenizer(load_tokenizer(path))
 
 
 def choose_device(name: str) -> torch.device:
@@ -131,18 +168,37 @@ def choose_quantization(name: str, device: torch.device) -> str:
     return wanted
 
 
-def default_pool_bytes(config: EngineConfig, device: torch.device) -> int:
-    """1 GiB or a quarter of free memory on a CPU; memory_percent of the whole minus what is in use on a GPU."""
+def default_pool_bytes(config: EngineConfig, device: torch.device, needed_bytes: int) -> int:
+    """1 GiB or a quarter of free memory on a CPU; memory_percent of the whole minus what is in use on a GPU.
+
+    needed_bytes: what a GPU must hold beside the pool and does not hold yet.
+    """
     if device.type == "cpu":
         free = available_memory_bytes()
         return min(1 << 30, free // 4) if free else 1 << 30
     free, total = torch.cuda.mem_get_info(device)
-    return max(0, free - total * (100 - config.cache.memory_percent) // 100)
+    return max(0, free - total * (100 - config.cache.memory_percent) // 100 - needed_bytes)
 
 
-def generate_one_token(runner: Runner, limits: SchedulerLimits, max_length: int, vocabulary: int) -> None:
+def working_memory_bytes(runner: Runner, device: torch.device) -> int:
+    """What graphs and the largest step take beside weights and pool: tried on a pool of a few pages, then dropped."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info(device)[0]
+    runner.run_largest()
+    runner.capture_largest()
+    torch.cuda.synchronize(device)
+    taken = before - torch.cuda.mem_get_info(device)[0]
+    runner.make_pool(2)
+    torch.cuda.empty_cache()
+    # What stays (workspaces, loaded kernels) is no longer free and must not be counted twice.
+    stays = before - torch.cuda.mem_get_info(device)[0]
+    return max(0, taken - max(0, stays))
+
+
+def generate_one_token(runner: Runner, limits: SchedulerLimits, blocks: int, max_length: int, vocabulary: int) -> None:
     """Runs a prompt and a following step through everything that a request uses; its blocks are forgotten after."""
-    blocks = math.ceil(max_length / limits.block_size) + 1
+    max_length = min(max_length, (blocks - 1) * limits.block_size)
     scheduler = Scheduler(BlockPool(blocks, prefix_caching=False), limits)
     engine = Engine(runner, scheduler, max_length=max_length, vocabulary=vocabulary)
     prompt = (1).to_bytes(4, "little") * min(8, max_length - 1)

@@ -31,13 +31,14 @@ class Layer:
 class StepTensors:
     """What one forward pass reads, on the device of the model.
 
-    tokens, positions, slot_mapping: int64 `[tokens]`; logit_rows: int64 `[rows]`, the tokens whose logits are wanted.
+    tokens, positions, slot_mapping: int64 `[tokens]`; logit_rows: int64 `[rows]`, the tokens whose logits are wanted,
+    None = all of them.
     """
 
     tokens: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
-    logit_rows: torch.Tensor
+    logit_rows: torch.Tensor | None
 
 
 class Decoder:
@@ -89,7 +90,7 @@ class Decoder:
             hidden = layer.down(silu_mul(layer.gate_up(hidden)))
             last = index + 1 == len(self._layers)
             norm = self._final_norm if last else self._layers[index + 1].attention_norm
-            if last and step.logit_rows.shape[0] != count:
+            if last and step.logit_rows is not None:
                 hidden, residual = hidden[step.logit_rows], residual[step.logit_rows]
             hidden = rms_norm(hidden, norm, epsilon, residual=residual)
         return self._head(hidden).float()

@@ -74,6 +74,12 @@ def _file_name(name: str) -> str:
     return f"model.layers.{layer}.{_LAYER_NAMES[part]}.weight"
 
 
+def spec_of_folder(folder: Path) -> ModelSpec:
+    """The spec that a folder's config.json gives; weights need not be there."""
+    tied = bool(read_json(folder / "config.json").get("tie_word_embeddings", False))
+    return _spec(folder, set() if tied else {"lm_head.weight"}, 0)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ModelError says which file and why when it is none."""
     try:

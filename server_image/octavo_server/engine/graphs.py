@@ -1,0 +1,103 @@
+"""CUDA graphs of whole steps: one per number of tokens and kind of batch, valid for any mix of requests.
+
+A graph of `tokens` tokens takes as many sequences as its kind allows; what a step does not use is padding that writes
+nothing. `plain` steps take the attention kernel for short parts alone, `long` ones also that for long parts (and fewer
+sequences, which is how the plan knows), `shared` ones read common prefixes once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from octavo_server.engine.plan import StepPlan
+
+MAX_GRAPH_TOKENS = 512
+"""Larger steps run eagerly: the GPU is busy long enough to hide the host."""
+LONG_PART_TOKENS = 32
+"""Parts above this are faster with the kernel for long parts."""
+_TOKENS = {
+    "plain": (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512),
+    "long": (64, 128, 192, 256, 320, 384, 448, 512),
+    "shared": (8, 16, 32, 64, 128, 256, 384, 512),
+}
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """A graph's size: tokens, and the sequences of its batch, padding included."""
+
+    tokens: int
+    sequences: int
+    kind: str = "plain"
+
+
+def buckets(max_tokens: int, max_sequences: int) -> list[Bucket]:
+    """All graphs of an engine with these limits, largest first: later ones fit into the memory of earlier ones."""
+    found = [
+        Bucket(tokens, min((tokens - 1) // 2 if kind == "long" else tokens, max_sequences), kind)
+        for kind, sizes in _TOKENS.items()
+        for tokens in sizes
+        if tokens <= max_tokens
+    ]
+    return sorted(found, reverse=True)
+
+
+def largest_buckets(max_tokens: int, max_sequences: int) -> list[Bucket]:
+    """The largest graph of each kind: together they take the memory that all take."""
+    found = buckets(max_tokens, max_sequences)
+    return [next(one for one in found if one.kind == kind) for kind in sorted({one.kind for one in found})]
+
+
+class StepGraphs:
+    """Captured steps by bucket. All share one memory pool, because only one runs at a time."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._sizes: dict[str, list[Bucket]] = {}
+        self._pool: tuple[int, int] | None = None
+
+    def capture(self, wanted: Iterable[Bucket], run: Callable[[Bucket], torch.Tensor]) -> None:
+        """Captures `run` for each bucket; it is called once before, which compiles and allocates what stays."""
+        for bucket in wanted:
+            run(bucket)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                logits = run(bucket)
+            self._pool = self._pool or graph.pool()
+            self._graphs[bucket] = (graph, logits)
+            self._sizes[bucket.kind] = sorted({*self._sizes.get(bucket.kind, ()), bucket})
+
+    def drop(self) -> None:
+        """Forgets all graphs and their memory."""
+        self._graphs.clear()
+        self._sizes.clear()
+        self._pool = None
+
+    def find(self, plan: StepPlan) -> Bucket | None:
+        """The smallest graph that holds this step, or None."""
+        tokens, rows = plan.tokens, len(plan)
+        if tokens > MAX_GRAPH_TOKENS:
+            return None
+        longest = int(plan.counts[plan.singles :].max(initial=1))
+        found = None
+        if longest > LONG_PART_TOKENS:
+            found = self._at_least(tokens, rows, "long")
+        elif plan.groups is not None:
+            found = self._at_least(tokens, rows, "shared")
+        return found or self._at_least(tokens, rows, "plain")
+
+    def replay(self, bucket: Bucket) -> torch.Tensor:
+        """Queues the step; returns its logits, which the next step overwrites."""
+        graph, logits = self._graphs[bucket]
+        graph.replay()
+        return logits
+
+    def _at_least(self, tokens: int, rows: int, kind: str) -> Bucket | None:
+        sizes = self._sizes.get(kind, [])
+        place = bisect_left(sizes, Bucket(tokens, 0))
+        return next((bucket for bucket in sizes[place:] if bucket.sequences >= rows), None)
