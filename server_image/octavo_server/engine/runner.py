@@ -227,7 +227,7 @@ class Runner:
     def _mark(self) -> torch.cuda.Event | float:
         if not self._on_gpu:
             return time.monotonic()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -80,7 +80,7 @@ class Staging:
         buffers = [torch.zeros(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)] if self._pinned else []
         self._hosts = buffers or [self._area]
         self._arrays = [Arrays(*(view.numpy() for view in self._views(buffer))) for buffer in self._hosts]
-        self._copied = [torch.cuda.Event() for _ in self._hosts] if self._pinned else []
+        self._copied = [torch.cuda.Event() for _ in self._hosts] if self._pinned else []  # type: ignore[no-untyped-call]
         self._turn = 0
 
     def begin(self) -> Arrays:
