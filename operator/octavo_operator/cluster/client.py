@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -31,6 +32,15 @@ class ApiError(Exception):
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(f"{code} {reason}: {message}" if code else message)
         self.code, self.reason, self.message = code, reason, message
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All objects of a kind as they were at one moment."""
+
+    items: list[Object]
+    version: int
+    """The moment as a resource version; objects and events that are newer know better."""
 
 
 class Client:
@@ -79,17 +89,23 @@ class Client:
         """One object."""
         return await self.request("GET", resource.path(namespace, name))
 
-    async def list(self, resource: Resource, namespace: str | None = None, *, selector: str = "") -> list[Object]:
-        """All objects of a kind, or those whose labels match, page by page."""
+    async def snapshot(self, resource: Resource, namespace: str | None = None, *, selector: str = "") -> Snapshot:
+        """All objects of a kind, or those whose labels match, page by page; all pages tell of the same moment."""
         found: list[Object] = []
+        version = 0
         query: dict[str, str | int] = {"limit": _PAGE, **({"labelSelector": selector} if selector else {})}
         while True:
             page = await self.request("GET", resource.path(namespace), query=query)
             found += page.get("items") or []
-            token = page.get("metadata", {}).get("continue")
-            if not token:
-                return found
-            query["continue"] = token
+            meta = page.get("metadata", {})
+            version = version or int(meta.get("resourceVersion") or 0)
+            if not meta.get("continue"):
+                return Snapshot(found, version)
+            query["continue"] = meta["continue"]
+
+    async def list(self, resource: Resource, namespace: str | None = None, *, selector: str = "") -> list[Object]:
+        """The objects of a snapshot."""
+        return (await self.snapshot(resource, namespace, selector=selector)).items
 
     async def _write(
         self,

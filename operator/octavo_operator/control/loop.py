@@ -48,6 +48,9 @@ def plan_settings(settings: Settings) -> PlanSettings:
         reads_nodes=settings.nodes_access,
         image_prefixes=settings.image_prefixes,
         argument_prefixes=settings.argument_prefixes,
+        priority_classes=settings.priority_classes,
+        tolerations=settings.tolerations,
+        resources=settings.resources,
         gateway_namespace=settings.gateway_namespace,
         egress=settings.egress,
     )
