@@ -13,7 +13,7 @@ from pathlib import Path
 FAST_KERNELS_CUDA = "12.6"
 """Below this CUDA version of the driver or of torch the fast kernels are not promised."""
 FAST_KERNELS_CAPABILITY = "8.0"
-"""Below this compute capability Triton (from 3.3 on) multiplies matrices without tensor cores: triton-lang/triton#5066."""
+"""Below this compute capability Triton multiplies matrices without tensor cores (triton-lang/triton#5066)."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ def unusable_accelerator(devices: Path = Path("/dev")) -> str:
     if not given or torch.cuda.is_available():
         return ""
     return (
-        f"{', '.join(given)} can't be used by torch {torch.__version__} (CUDA {torch.version.cuda or 'none'}): the driver "
-        "is too old for it, or broken; install a newer driver, use an image with an older CUDA version, or --device CPU"
+        f"{', '.join(given)} can't be used by torch {torch.__version__} (CUDA {torch.version.cuda or 'none'}): the "
+        "driver is too old for it, or broken; install a newer driver, use an image with an older CUDA version, or "
+        "--device CPU"
     )

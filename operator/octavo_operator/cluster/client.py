@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -85,18 +86,34 @@ class Client:
             raise ApiError(answer.status, str(told.get("reason") or answer.reason), str(told.get("message") or ""))
         return told  # type: ignore[no-any-return]
 
+    async def server_version(self) -> tuple[int, int]:
+        """Major and minor; (0, 0) where it is not told in numbers. Raises ApiError."""
+        told = await self.request("GET", "/version")
+        parts = [re.match(r"[0-9]+", str(told.get(part, ""))) for part in ("major", "minor")]
+        return (int(parts[0][0]), int(parts[1][0])) if parts[0] and parts[1] else (0, 0)
+
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
         """One object."""
         return await self.request("GET", resource.path(namespace, name))
 
-    async def snapshot(self, resource: Resource, namespace: str | None = None, *, selector: str = "") -> Snapshot:
-        """All objects of a kind, or those whose labels match, page by page; all pages tell of the same moment."""
+    async def snapshot(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        selector: str = "",
+        keep: Callable[[Object], Object] = lambda item: item,
+    ) -> Snapshot:
+        """All objects of a kind, or those whose labels match, page by page; all pages tell of the same moment.
+
+        `keep`: what is kept of each object; a page at a time, so that memory never holds all of them whole.
+        """
         found: list[Object] = []
         version = 0
         query: dict[str, str | int] = {"limit": _PAGE, **({"labelSelector": selector} if selector else {})}
         while True:
             page = await self.request("GET", resource.path(namespace), query=query)
-            found += page.get("items") or []
+            found += map(keep, page.get("items") or ())
             meta = page.get("metadata", {})
             version = version or int(meta.get("resourceVersion") or 0)
             if not meta.get("continue"):

@@ -13,6 +13,7 @@ from octavo_operator.plan.inventory import view as read_node
 from octavo_operator.plan.server_contract import SERVICE_LABEL
 
 from .interest import Interest
+from .trim import trimmed
 from .usage import Usage
 
 Object = dict[str, Any]
@@ -23,29 +24,6 @@ Key = tuple[str, str]
 def _version(item: Object) -> int:
     # Opaque by contract of old; ordered by contract since Kubernetes 1.35.
     return int(item["metadata"].get("resourceVersion") or 0)
-
-
-_NEIGHBOUR_FIELDS = ("nodeName", "containers", "initContainers", "overhead", "resources")
-
-
-def _trimmed(resource: Resource, item: Object) -> Object:
-    """Without what no plan reads; of other people's pods only what they take from a node is kept."""
-    metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
-    kept = {**item, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
-    if resource is NODES:
-        kept["status"] = {key: value for key, value in item.get("status", {}).items() if key != "images"}
-    if resource is PODS and _service_of(item) is None:
-        spec = {key: value for key, value in item.get("spec", {}).items() if key in _NEIGHBOUR_FIELDS}
-        for key in ("containers", "initContainers"):
-            if spec.get(key):
-                spec[key] = [{part: each.get(part) for part in ("name", "resources")} for each in spec[key]]
-        kept["spec"], kept["status"] = spec, {"phase": item.get("status", {}).get("phase")}
-        kept["metadata"] = {
-            key: metadata[key]
-            for key in ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
-            if key in metadata
-        }
-    return kept
 
 
 def node_matters(item: Object) -> tuple[Any, ...]:
@@ -77,7 +55,7 @@ class Indexes:
 
     def store(self, resource: Resource, item: Object) -> set[Key]:
         """Keep an object unless a newer state of it is known; returns the services to reconcile."""
-        item = _trimmed(resource, item)
+        item = trimmed(resource, item)
         key = _key(item)
         known = self._items[resource.kind].get(key)
         if known is not None and _version(known) >= _version(item):

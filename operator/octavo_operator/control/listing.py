@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
+from functools import partial
 
 from octavo_operator.cluster.client import ApiError, Client
 from octavo_operator.cluster.resources import Resource, watched
@@ -14,6 +15,7 @@ from octavo_operator.settings import Settings
 
 from .indexes import Indexes, Key
 from .queue import WorkQueue
+from .trim import trimmed
 
 log = logging.getLogger("octavo.listing")
 RETRY_SECONDS = 2.0
@@ -26,7 +28,7 @@ async def fill(client: Client, indexes: Indexes, settings: Settings, resource: R
     """List a kind into the indexes; returns the services whose facts changed. Raises ApiError."""
     concerned: set[Key] = set()
     for namespace in settings.namespaces if resource.namespaced and settings.namespaces else (None,):
-        found = await client.snapshot(resource, namespace)
+        found = await client.snapshot(resource, namespace, keep=partial(trimmed, resource))
         concerned |= indexes.replace(resource, found.items, namespace, found.version)
     return concerned
 

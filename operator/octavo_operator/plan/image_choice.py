@@ -31,7 +31,7 @@ MAJOR_BASELINE_DRIVERS = {12: LEAST_DRIVERS["12.0"], 13: LEAST_DRIVERS["13.0"]}
 FAST_KERNELS_CUDA = "12.6"
 """Below this CUDA version of the driver or of the image the fast kernels are not promised."""
 FAST_KERNELS_CAPABILITY = "8.0"
-"""Below this compute capability Triton (from 3.3 on) multiplies matrices without tensor cores: triton-lang/triton#5066."""
+"""Below this compute capability Triton multiplies matrices without tensor cores (triton-lang/triton#5066)."""
 
 
 @dataclass(frozen=True)
