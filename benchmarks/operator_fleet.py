@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -269,7 +270,21 @@ async def _measure(cluster: Cluster, operator: OperatorProcess, fleet: Fleet) ->
         ]  # fmt: skip
     rows.append(Row(f"peak memory of the operator ({fleet.services} services)", "MiB",
                     round(operator.peak_memory_mib(), 1), "lower", 400))  # fmt: skip
-    return rows
+    again = Audit(cluster, user_of())
+    operator.end(signal.SIGKILL)
+    killed = time.monotonic()
+    operator.start().wait_for("working", 180)
+    restart = time.monotonic() - killed
+    await asyncio.sleep(fleet.quiet_seconds)
+    return [
+        *rows,
+        Row(f"from kill −9 to work again ({fleet.services} services)", "s", round(restart, 1), "lower",
+            note="the dead leader's Lease must run out first (15 s)"),
+        Row(f"writes in {fleet.quiet_seconds:.0f} s after kill −9 and restart ({fleet.services} services)", "requests",
+            len(again.writes()), "lower", 0),
+        Row(f"peak memory of the operator after its restart ({fleet.services} services)", "MiB",
+            round(operator.peak_memory_mib(), 1), "lower", 400),
+    ]  # fmt: skip
 
 
 def measure_fleet(folder: Path, fleet: Fleet) -> list[Row]:

@@ -44,6 +44,9 @@ class Settings:
     egress: tuple[Egress, ...] = ()
     image_prefixes: tuple[str, ...] = ()
     argument_prefixes: tuple[str, ...] = SAFE_ARGUMENTS
+    priority_classes: tuple[str, ...] = ()
+    tolerations: tuple[str, ...] = ()
+    resources: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 4

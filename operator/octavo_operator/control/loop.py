@@ -33,6 +33,7 @@ log = logging.getLogger("octavo.control")
 GATE_TRIES = 5
 RETRY_SECONDS = 2.0
 NODE_GATHER_SECONDS = 1.0
+FIRST_STREAMING_VERSION = (1, 34)
 
 
 def _now() -> datetime:
@@ -48,6 +49,9 @@ def plan_settings(settings: Settings) -> PlanSettings:
         reads_nodes=settings.nodes_access,
         image_prefixes=settings.image_prefixes,
         argument_prefixes=settings.argument_prefixes,
+        priority_classes=settings.priority_classes,
+        tolerations=settings.tolerations,
+        resources=settings.resources,
         gateway_namespace=settings.gateway_namespace,
         egress=settings.egress,
     )
@@ -111,6 +115,15 @@ async def _gauges(indexes: Indexes, queue: WorkQueue[Key]) -> None:
         await asyncio.sleep(1)
 
 
+async def _streams_lists(client: Client) -> bool:
+    """Whether the API server sends what exists as events of a watch."""
+    try:
+        return await client.server_version() >= FIRST_STREAMING_VERSION
+    except ApiError as error:
+        log.warning("the API server's version can't be asked (%s); kinds are listed instead", error)
+        return False
+
+
 async def _keep_leading(leadership: Leadership) -> None:
     try:
         await leadership.keep()
@@ -145,7 +158,8 @@ async def _lead(client: Client, settings: Settings, health: Health, leadership: 
         log.info("working: %d InferenceServices, %d nodes", len(indexes.services()), len(indexes.all("Node")))
         for key in indexes.services():
             queue.add(key)
-        tasks.create_task(Watches(settings, changed).run(), name="watches")
+        streams = await _streams_lists(client)
+        tasks.create_task(Watches(settings, changed, streams).run(), name="watches")
         # What went between the first list and the watches' own is found by one more list.
         for resource in watched(settings.nodes_access):
             relister.wish(resource)

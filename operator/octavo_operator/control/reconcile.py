@@ -145,7 +145,7 @@ class Reconciler:
                 log.info("%s %s: deleted, since the plan no longer holds it", item["kind"], _name(item))
                 resource = BY_KIND[item["kind"]]
                 await self._client.delete(resource, item)
-                self._indexes.remove(resource, item)
+                self._indexes.forget(resource, item)
 
     async def _status(self, facts: Facts, status: Object, events: tuple[Event, ...]) -> None:
         if status == facts.service.get("status"):

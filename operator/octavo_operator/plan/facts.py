@@ -86,6 +86,12 @@ class PlanSettings:
     """What a pinned image may begin with, beside the repositories of the catalogue's images."""
     argument_prefixes: tuple[str, ...] = SAFE_ARGUMENTS
     """What a flag of engine.extraArgs may begin with."""
+    priority_classes: tuple[str, ...] = ()
+    """Priority classes that a service may name."""
+    tolerations: tuple[str, ...] = ()
+    """Taints that a service may tolerate, as `key` or `key=value`, beside those of accelerators."""
+    resources: tuple[str, ...] = ()
+    """Resources that a service may ask for beside CPU, memory, storage and its accelerators."""
     gateway_namespace: str | None = None
     """Namespace whose pods may send requests to models."""
     egress: tuple[Egress, ...] = ()
