@@ -61,6 +61,9 @@ class Metrics:
         self.loop_delay = SharedHistogram(
             table, "octavo_event_loop_delay_seconds", "How late the event loop came to a timer.", _LOOP_DELAY
         )
+        self.loop_work = SharedHistogram(
+            table, "octavo_event_loop_work_seconds", "Processor time of the event loop between two looks.", _LOOP_DELAY
+        )
         self._engine_base = dict.fromkeys(_ENGINE_COUNTERS, 0.0)
         self._engine_totals = {name: SharedCounter(table) for name in _ENGINE_COUNTERS}
         self.registry.register(_EngineCollector(self))
@@ -102,7 +105,8 @@ class Metrics:
         )
         yield GaugeMetricFamily("octavo_api_processes", "API processes that serve.", self.serving.total)
         for histogram in (
-            self.time_to_first_token, self.inter_token_latency, self.duration, self.queue, self.loop_delay,
+            self.time_to_first_token, self.inter_token_latency, self.duration, self.queue,
+            self.loop_delay, self.loop_work,
         ):  # fmt: skip
             yield histogram.family()
         yield self.time_to_first_token.family("vllm:time_to_first_token_seconds", [("model_name", self._model_name)])

@@ -31,6 +31,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "octavo_queue_seconds": ("histogram", {"le"}),
     "octavo_api_processes": ("gauge", set()),
     "octavo_event_loop_delay_seconds": ("histogram", {"le"}),
+    "octavo_event_loop_work_seconds": ("histogram", {"le"}),
     "octavo_build_info": ("gauge", {"version", "attention_backend", "cuda", "driver", "triton", "torch"}),
     "octavo_kernel_fallback": ("gauge", {"reason"}),
     "vllm:kv_cache_usage_perc": ("gauge", {"model_name"}),

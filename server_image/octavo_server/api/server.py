@@ -16,9 +16,10 @@ import uvicorn
 from octavo_server.api.app import create_app
 from octavo_server.api.fleet import Fleet, Place
 from octavo_server.api.link import Follower
+from octavo_server.api.paced import paced_protocol
 from octavo_server.api.state import Phase, ServerState
 from octavo_server.api.supervisor import ENGINE_COMMAND, Supervisor
-from octavo_server.api.turns import tidy_when_idle, watch_loop
+from octavo_server.api.turns import Turns, tidy_when_idle, watch_loop
 from octavo_server.config import ServeConfig
 from octavo_server.fetching.child import Download
 from octavo_server.metrics import Metrics
@@ -28,6 +29,7 @@ from octavo_server.text.template import ChatTemplate, TemplateError
 from octavo_server.text.tokenizer import TokenizerError, load_tokenizer
 
 _LOG = logging.getLogger("octavo.server")
+_READS_PER_TURN = 16
 _LAST_WORDS_SECONDS = 2.0
 """Time in which responses may be flushed after the drain's deadline ended them."""
 
@@ -83,8 +85,8 @@ class Server:
         app = create_app(self.state)
         self._http = _Http(
             uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=75, http="httptools",
-                server_header=False, ws="none",
+                app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=75,
+                http=paced_protocol(Turns(_READS_PER_TURN)), server_header=False, ws="none",
             )
         )  # fmt: skip
 
@@ -108,7 +110,9 @@ class Server:
         drain = asyncio.create_task(self._drained())
         fleet = asyncio.create_task(self._run_fleet())
         helpers = [
-            asyncio.create_task(watch_loop(self.state.metrics.loop_delay.observe)),
+            asyncio.create_task(
+                watch_loop(self.state.metrics.loop_delay.observe, self.state.metrics.loop_work.observe)
+            ),
             asyncio.create_task(tidy_when_idle(lambda: not self.state.client.living)),
         ]
         try:

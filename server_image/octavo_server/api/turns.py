@@ -15,50 +15,67 @@ from collections.abc import Callable
 _REQUESTS_PER_TURN = 8
 """Requests begun in one turn of the loop, at up to 1 ms each."""
 _LOOK_SECONDS = 0.01
-_YOUNG_OBJECTS = 20_000
-_OLD_ROUNDS = 1_000
+_YOUNG_OBJECTS, _MIDDLE_ROUNDS, _OLD_ROUNDS = 4_000, 5, 2_000
 _TIDY_SECONDS = 60.0
 
 
 class Turns:
-    """`take` returns at once for the first few callers of a turn of the loop; the others follow in later turns."""
+    """The first few callers of a turn of the loop go on at once; the others follow in later turns, in order."""
 
     def __init__(self, per_turn: int = _REQUESTS_PER_TURN) -> None:
         self._per_turn = per_turn
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[Callable[[], bool]] = deque()
         self._taken = 0
         self._scheduled = False
 
-    async def take(self) -> None:
-        """Waits for a turn, first come, first served."""
+    def free(self) -> bool:
+        """Whether the caller may go on now; counts it if so."""
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._next_turn)
         if self._taken < self._per_turn and not self._waiting:
             self._taken += 1
+            return True
+        return False
+
+    def later(self, work: Callable[[], bool]) -> None:
+        """Calls `work` in its turn; it returns False when there was nothing to do any more, which takes no turn."""
+        self._waiting.append(work)
+
+    async def take(self) -> None:
+        """Waits for a turn."""
+        if self.free():
             return
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+
+        def begin() -> bool:
+            if turn.done():
+                return False
+            turn.set_result(None)
+            return True
+
+        self.later(begin)
         await turn
 
     def _next_turn(self) -> None:
         self._taken = 0
         while self._waiting and self._taken < self._per_turn:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                self._taken += 1
+            self._taken += self._waiting.popleft()()
         self._scheduled = bool(self._waiting or self._taken)
         if self._scheduled:
             asyncio.get_running_loop().call_soon(self._next_turn)
 
 
-async def watch_loop(observe: Callable[[float], None]) -> None:
-    """Reports how late each of 100 looks a second came, in seconds. Runs until cancelled."""
+async def watch_loop(late: Callable[[float], None], worked: Callable[[float], None]) -> None:
+    """Reports how late each of 100 looks a second came, and how much processor time the loop used since the last one,
+    both in seconds: where both are large, the loop's own work was in the way, else the machine is crowded. Runs until
+    cancelled."""
     while True:
         due = time.perf_counter() + _LOOK_SECONDS
+        used = time.thread_time()
         await asyncio.sleep(_LOOK_SECONDS)
-        observe(max(0.0, time.perf_counter() - due))
+        late(max(0.0, time.perf_counter() - due))
+        worked(time.thread_time() - used)
 
 
 def tame_collector() -> None:
@@ -66,7 +83,7 @@ def tame_collector() -> None:
     one whole collection takes longer than a token. What is loaded by now is left out of it for good."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS, 20, _OLD_ROUNDS)
+    gc.set_threshold(_YOUNG_OBJECTS, _MIDDLE_ROUNDS, _OLD_ROUNDS)
 
 
 async def tidy_when_idle(idle: Callable[[], bool]) -> None:
