@@ -252,7 +252,7 @@ def start() -> Callable[..., Any]:
     return start_server
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def until_sync() -> Callable[..., None]:
     """Waits for a condition."""
     return wait_for
