@@ -29,6 +29,9 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "octavo_inter_token_latency_seconds": ("histogram", {"le"}),
     "octavo_request_duration_seconds": ("histogram", {"le"}),
     "octavo_queue_seconds": ("histogram", {"le"}),
+    "octavo_api_processes": ("gauge", set()),
+    "octavo_event_loop_delay_seconds": ("histogram", {"le"}),
+    "octavo_event_loop_work_seconds": ("histogram", {"le"}),
     "octavo_build_info": ("gauge", {"version", "attention_backend", "cuda", "driver", "triton", "torch"}),
     "octavo_kernel_fallback": ("gauge", {"reason"}),
     "vllm:kv_cache_usage_perc": ("gauge", {"model_name"}),
@@ -106,7 +109,8 @@ def test_counters_go_on_and_living_requests_wait_while_the_engine_restarts() -> 
     assert value("octavo_kv_cache_usage_ratio") == 0.5
     assert value("octavo_kv_cache_fragmentation_ratio") == 0.25
     assert value("octavo_queue_seconds_sum") == 0.5
-    metrics.engine_lost(4)
+    metrics.living.set(4)
+    metrics.engine_lost()
     assert (value("octavo_requests_running"), value("octavo_requests_waiting")) == (0, 4)
     metrics.engine_ready(ready)
     metrics.engine_stats(Stats(10, 0, 10, 0, 0, 160, 160, 2, 0, 0, 0, 0, 0, []))
