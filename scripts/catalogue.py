@@ -51,16 +51,28 @@ def values_text() -> str:
 
 
 def bake_text() -> str:
-    """One target per variant for `docker buildx bake -f server_image/docker-bake.json`."""
+    """One target per variant, and the operator, for `docker buildx bake -f server_image/docker-bake.json`."""
     repository, variants = read_variants()
     targets = {
         item["name"].replace(".", "-"): {
             "context": ".",
             "dockerfile": "server_image/Dockerfile",
-            "args": {"TORCH": item["torch"], "TRITON": item["triton"], "WHEELS": item["wheels"], "CUDA": item["cuda"]},
+            "args": {
+                "TORCH": item["torch"],
+                "TRITON": item["triton"],
+                "WHEELS": item["wheels"],
+                "CUDA": item["cuda"],
+                "VERSION": _version(),
+            },
             "tags": [f"{repository}:{_version()}-{item['name']}"],
         }
         for item in variants
+    }
+    targets["operator"] = {
+        "context": ".",
+        "dockerfile": "operator/Dockerfile",
+        "args": {"VERSION": _version()},
+        "tags": [f"{repository.rpartition('/')[0]}/octavo-operator:{_version()}"],
     }
     return json.dumps({"group": {"default": {"targets": list(targets)}}, "target": targets}, indent=2) + "\n"
 

@@ -129,11 +129,17 @@ class FetchConfig:
     """Where model files come from and go to."""
 
     model: str
-    """A path, file://, pvc:// or hf:// location."""
+    """A path, file://, pvc://, hf:// or s3:// location."""
     format: str = "Auto"
     revision: str = ""
     to: str = ""
-    """Folder for downloaded files; empty = the Hub's own cache."""
+    """Folder in which the model appears; empty = one inside of the cache."""
+    cache: str = ""
+    """Folder of files by content, shared by models, pods and revisions; empty = inside of `to`, or the user's cache."""
+    connections: int = 4
+    """Pieces that are fetched at once."""
+    progress_address: str = ""
+    """HOST:PORT where GET /progress is answered during the fetch; empty = nowhere."""
     check: bool = False
     max_length_tokens: int = 0
 

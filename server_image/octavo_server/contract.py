@@ -16,6 +16,8 @@ HEALTH_PATH = "/health"
 READY_PATH = "/ready"
 METRICS_PATH = "/metrics"
 VERSION_PATH = "/version"
+PROGRESS_PATH = "/progress"
+"""Of `fetch`, while it runs."""
 
 FORMATS = ("Auto", "Safetensors", "GGUF")
 DEVICES = ("Auto", "CPU", "CUDA")

@@ -41,16 +41,24 @@ _LIMIT = LimitsConfig()
 _API = ApiConfig()
 
 _SOURCE = (
-    Option("model", "a folder or file, or a location: hf://org/name, file:///path", _MODEL, required=True,
-           metavar="PATH_OR_URI"),
+    Option("model", "a folder or file, or a location: hf://org/name, s3://bucket/key, file:///path", _MODEL,
+           required=True, metavar="PATH_OR_URI"),
     Option("format", "form of the weights", _MODEL, "choice", "Auto", FORMATS),
     Option("revision", "branch, tag or commit of an hf:// model", _MODEL, metavar="REVISION"),
     Option("max-length", "longest prompt + answer; 0 = what the model allows, cut to what fits", _MODEL, "integer", 0,
            minimum=0, metavar="TOKENS"),
 )  # fmt: skip
 
+_CACHE_FOLDER = (
+    Option("cache", "folder for fetched files, by content; many pods may share it; empty = inside of --to, or ~/.cache",
+           _MODEL, metavar="FOLDER"),
+    Option("connections", "pieces of a model that are fetched at once", _MODEL, "integer", 4, minimum=1, maximum=64,
+           metavar="COUNT"),
+)  # fmt: skip
+
 SERVE = (
     *_SOURCE,
+    *_CACHE_FOLDER,
     Option("served-name", "name of the model in the HTTP interface; empty = last part of the path", _MODEL,
            metavar="NAME"),
     Option("chat-template", "a jinja file in place of the model's own chat template", _MODEL, metavar="FILE"),
@@ -127,7 +135,9 @@ SERVE = (
 
 FETCH = (
     *_SOURCE,
-    Option("to", "folder for the files; empty = the Hub's own cache", _MODEL, metavar="FOLDER"),
+    *_CACHE_FOLDER,
+    Option("to", "folder in which the model appears; empty = one inside of the cache", _MODEL, metavar="FOLDER"),
+    Option("progress-address", "answer GET /progress here during the fetch", _MODEL, metavar="HOST:PORT"),
 )
 
 
@@ -180,7 +190,7 @@ def serve_config(values: dict[str, Any]) -> ServeConfig:
         access_log=values["access_log"] == "Enabled",
         limits=limits,
     )
-    return ServeConfig(engine, api, fetch_config({**values, "to": ""}))
+    return ServeConfig(engine, api, fetch_config({**values, "to": "", "progress_address": ""}))
 
 
 def _origins(text: str) -> tuple[str, ...]:
@@ -198,6 +208,9 @@ def fetch_config(values: dict[str, Any], *, check: bool = False) -> FetchConfig:
         format=values["format"],
         revision=values["revision"],
         to=values["to"],
+        cache=values["cache"],
+        connections=values["connections"],
+        progress_address=values["progress_address"],
         check=check,
         max_length_tokens=values["max_length"],
     )

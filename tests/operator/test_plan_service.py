@@ -181,7 +181,6 @@ def test_a_missing_secret_is_a_condition_that_names_it():
         ({"engine": {"quantization": "FP8"}}, "engine.quantization"),
         ({"engine": {"kvCache": {"dtype": "FP8"}}}, "engine.kvCache.dtype"),
         ({"engine": {"parallelism": {"tensor": 2}}}, "engine.parallelism.tensor"),
-        ({"model": {"uri": "s3://bucket/key"}}, "model.uri"),
     ],
 )
 def test_a_service_with_an_essential_field_without_effect_is_not_run(change, field):

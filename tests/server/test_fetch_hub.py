@@ -2,132 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import struct
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "torch_dtype": "float32",
-    "tie_word_embeddings": True,
-}  # fmt: skip
-
-
-class Hub(ThreadingHTTPServer):
-    """Repositories by name, each a map of file to content; private ones want a token."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.repositories: dict[str, dict[str, bytes]] = {}
-        self.private: set[str] = set()
-        self.served_bytes = 0
-        self.failing = False
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    """The three routes that matter: model information, file metadata (redirecting) and file content."""
-
-    server: Hub
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: Any) -> None:
-        """Quiet."""
-
-    def do_HEAD(self) -> None:
-        self.answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self.answer(with_body=True)
-
-    def answer(self, *, with_body: bool) -> None:
-        if self.server.failing:
-            self.reply(500, b"", with_body)
-            return
-        path = self.path.partition("?")[0].strip("/")
-        if path.startswith("cdn/"):
-            _, owner, name, file = path.split("/", 3)
-            self.content(self.server.repositories[f"{owner}/{name}"][file], with_body)
-            return
-        parts = path.removeprefix("api/models/").split("/")
-        repository = "/".join(parts[:2])
-        authorised = self.headers.get("authorization") == "Bearer hf_right"
-        if repository in self.server.private and not authorised:
-            self.reply(401, b"", with_body, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username"})
-        elif repository not in self.server.repositories:
-            self.reply(404, b"", with_body, {"X-Error-Code": "RepoNotFound"})
-        elif path.startswith("api/models/"):
-            if parts[2:3] == ["revision"] and parts[3] not in ("main", COMMIT):
-                self.reply(404, b"", with_body, {"X-Error-Code": "RevisionNotFound"})
-                return
-            siblings = [{"rfilename": file, "size": len(data)} for file, data in self.files(repository).items()]
-            body = json.dumps({"id": repository, "modelId": repository, "sha": COMMIT, "siblings": siblings})
-            self.reply(200, body.encode(), with_body, {"Content-Type": "application/json"})
-        else:
-            self.resolve(repository, "/".join(parts[4:]), with_body)
-
-    def files(self, repository: str) -> dict[str, bytes]:
-        return self.server.repositories[repository]
-
-    def resolve(self, repository: str, file: str, with_body: bool) -> None:
-        data = self.files(repository).get(file)
-        if data is None:
-            self.reply(404, b"", with_body, {"X-Error-Code": "EntryNotFound"})
-            return
-        digest = hashlib.sha256(data).hexdigest()
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{digest}"'}
-        if file.endswith((".gguf", ".safetensors")):
-            linked = {"X-Linked-Size": str(len(data)), "X-Linked-ETag": f'"{digest}"'}
-            # Another host, as on the real Hub: redirects to the same one are followed before the metadata is read.
-            place = {"Location": f"http://localhost:{self.server.server_port}/cdn/{repository}/{file}"}
-            self.reply(302, b"", with_body, {**headers, **linked, **place})
-        else:
-            self.content(data, with_body, headers)
-
-    def content(self, data: bytes, with_body: bool, headers: dict[str, str] | None = None) -> None:
-        ranged = self.headers.get("range")
-        if ranged:
-            first, _, last = ranged.removeprefix("bytes=").partition("-")
-            end = min(int(last) if last else len(data) - 1, len(data) - 1)
-            extra = {"Content-Range": f"bytes {first}-{end}/{len(data)}"}
-            self.reply(206, data[int(first) : end + 1], with_body, {**(headers or {}), **extra})
-        else:
-            self.reply(200, data, with_body, {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', **(headers or {})})
-
-    def reply(self, status: int, body: bytes, with_body: bool, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if with_body:
-            self.server.served_bytes += len(body)
-            self.wfile.write(body)
-
-
-def safetensors(config: dict[str, Any]) -> bytes:
-    """A file whose header names a model's tensors; its content is zeros."""
-    hidden, rows = config["hidden_size"], config["vocab_size"]
-    tensors, offset = {}, 0
-    names = {"model.embed_tokens.weight": [rows, hidden], "model.norm.weight": [hidden]}
-    for name, shape in names.items():
-        size = 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        tensors[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}
-        offset += size
-    header = json.dumps(tensors).encode()
-    return struct.pack("<Q", len(header)) + header + bytes(offset)
+from tests.server.hub_server import CONFIG, Hub, safetensors
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +75,7 @@ def test_a_safetensors_model_is_described_by_configuration_and_headers(cli: Any,
         (["--model", "hf://org/tensors", "--max-length", "513"], "MaxLengthTooLong", "512"),
         (["--model", "hf://org/tensors", "--format", "GGUF"], "FormatUnsupported", ".gguf"),
         (["--model", "hf://a/b/../../c"], "ModelNotFound", "hf://organisation/name"),
-        (["--model", "s3://bucket/model"], "SchemeUnsupported", "s3://"),
+        (["--model", "gs://bucket/model"], "SchemeUnsupported", "gs://"),
         (["--model", "/nowhere"], "ModelNotFound", "/nowhere"),
     ],
 )

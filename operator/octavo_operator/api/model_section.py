@@ -71,6 +71,18 @@ ServedName = Annotated[
 ]
 
 
+_ENDPOINT_WORDS = "must be http:// or https://, a host, and perhaps a port and a path"
+Endpoint = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=256,
+        pattern=r"^https?://[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]*)?$",
+        json_schema_extra=in_words(_ENDPOINT_WORDS),
+    ),
+]
+
+
 class ModelFormat(StrEnum):
     """How the weights are stored."""
 
@@ -101,6 +113,14 @@ class ModelSection(Model):
                 "!has(self.secretRef) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
                 "model.secretRef applies to hf:// and s3:// alone; remove it",
             ),
+            rule(
+                "!has(self.endpoint) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
+                "model.endpoint applies to hf:// and s3:// alone; remove it",
+            ),
+            rule(
+                "!has(self.cacheClaim) || self.uri.startsWith('hf://') || self.uri.startsWith('s3://')",
+                "model.cacheClaim applies to hf:// and s3:// alone; a model with pvc:// or file:// is not fetched",
+            ),
         )
     )
 
@@ -111,7 +131,11 @@ class ModelSection(Model):
     served_name: ServedName | None = None
     """Name of the model in the HTTP interface; the name of the service when absent."""
     secret_ref: SecretRef | None = None
-    """Secret that opens the source: key `token` for hf://."""
+    """Secret that opens the source: key `token` for hf://, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://."""
+    endpoint: Endpoint | None = None
+    """Address of a mirror of the hub, or of a store that speaks S3, such as https://minio.example:9000."""
+    cache_claim: ObjectName | None = None
+    """Claim on which fetched files are kept and shared; without one each pod fetches into its own scratch folder."""
     max_length: Annotated[int, Field(ge=0, le=MAX_LENGTH_TOKENS)] = 0
     """Longest prompt plus answer in tokens; 0 = what the model allows, cut to what fits."""
     format: ModelFormat = ModelFormat.AUTO

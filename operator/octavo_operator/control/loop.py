@@ -26,6 +26,7 @@ from octavo_operator.settings import Settings, SettingsError
 from .health import Health, serve
 from .indexes import Indexes, Key
 from .listing import Relister, first_fill
+from .progress import ProgressWatch
 from .queue import WorkQueue
 from .reconcile import Reconciler
 
@@ -151,7 +152,9 @@ async def _lead(client: Client, settings: Settings, health: Health, leadership: 
             relister.wish(resource)
 
     scaler = Autoscaler(indexes, queue.add)
-    reconciler = Reconciler(client, indexes, plan_settings(settings), _now, queue.add, relister.wish, scaler.plan)
+    progress = ProgressWatch(indexes, queue.add)
+    planner = progress.planner(scaler.plan)
+    reconciler = Reconciler(client, indexes, plan_settings(settings), _now, queue.add, relister.wish, planner)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_keep_leading(leadership), name="lease")
         await first_fill(client, indexes, settings)
@@ -165,6 +168,7 @@ async def _lead(client: Client, settings: Settings, health: Health, leadership: 
             relister.wish(resource)
         tasks.create_task(relister.run(), name="lists")
         tasks.create_task(scaler.run(), name="scaling")
+        tasks.create_task(progress.run(), name="progress")
         tasks.create_task(_gauges(indexes, queue), name="gauges")
         for number in range(settings.workers):
             tasks.create_task(_work(queue, reconciler), name=f"worker {number}")

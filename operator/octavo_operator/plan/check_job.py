@@ -11,16 +11,9 @@ from octavo_operator.api.inference_service import InferenceServiceSpec
 
 from . import server_contract as contract
 from .facts import Facts, Manifest, digest
+from .model_source import credentials, escaped, is_fetched, model_location, model_volume
 from .objects import owned
-from .pod_template import (
-    argument,
-    environment,
-    model_location,
-    model_volume,
-    restricted_container,
-    restricted_pod,
-    scratch,
-)
+from .pod_template import environment, restricted_container, restricted_pod, scratch
 
 _WAITING_FAULTS = (
     "CreateContainerConfigError",
@@ -40,13 +33,16 @@ class CheckResult:
     message: str
     retry_seconds: float | None = None
     """When to try again after a refusal; 0 = now; None while an attempt is running."""
+    size_bytes: int = 0
+    """Size of the model's files; 0 = not told."""
 
 
 def check_mark(spec: InferenceServiceSpec) -> str:
     """8 hex digits of what is checked: another model, revision, secret, format or length is another check."""
     model = spec.model
     secret = model.secret_ref.name if model.secret_ref else None
-    return digest([model.uri, model.revision, secret, model.format.value, model.max_length], 8)
+    parts = [model.uri, model.revision, secret, model.format.value, model.max_length]
+    return digest([*parts, model.endpoint] if model.endpoint else parts, 8)
 
 
 def check_name(service: str, mark: str, attempt: int) -> str:
@@ -86,20 +82,21 @@ def check_job(facts: Facts, spec: InferenceServiceSpec, image: str, attempt: int
         if marks:
             job["metadata"]["annotations"] = marks
         return job
-    source = model.uri if model.uri.startswith(("hf://", "s3://")) else model_location(model)
-    arguments = ["fetch", "--check", "--model", argument(source), "--format", model.format.value]
+    source = model.uri if is_fetched(model) else model_location(model)
+    arguments = ["fetch", "--check", "--model", escaped(source), "--format", model.format.value]
     arguments += ["--max-length", str(model.max_length)]
     if model.revision:
-        arguments += ["--revision", argument(model.revision)]
+        arguments += ["--revision", escaped(model.revision)]
     volumes, mounts = scratch()
-    model_volumes, model_mounts = model_volume(model)
+    # The claim of a cache is not mounted: on a volume for one node at a time it could keep the check from starting.
+    model_volumes, model_mounts = ([], []) if is_fetched(model) else model_volume(model)
     container = {
         "name": contract.CHECK_CONTAINER,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": [contract.PROGRAM],
         "args": arguments,
-        "env": environment(model),
+        "env": [*environment(), *credentials(model)],
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "securityContext": restricted_container(),
         "terminationMessagePath": contract.TERMINATION_PATH,
@@ -153,7 +150,9 @@ def _pod_result(pod: Manifest) -> CheckResult | None:
             told = _told(ended.get("message") or "")
             if told is not None:
                 fine = told.get("ok") is True and ended.get("exitCode") == 0
-                return CheckResult(fine, told["reason"], str(told.get("message", "")))
+                size = told.get("sizeBytes")
+                message = str(told.get("message", ""))
+                return CheckResult(fine, told["reason"], message, size_bytes=size if isinstance(size, int) else 0)
             if ended.get("exitCode") == 0:
                 return CheckResult(True, "ModelFound", "the model was checked")
             what = f"exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from typing import Any
 
 from .inventory import NodeClass, NodeView, classes, usage_of, view
 from .manifest import Manifest, digest
@@ -114,6 +115,8 @@ class Facts:
     """The nodes, read, in the order of their names; read from `nodes` when absent."""
     known_classes: Sequence[NodeClass] | None = None
     """The nodes by class; grouped from `views` when absent."""
+    progress: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """How far pods are that fetch their model, by UID, as they tell it themselves."""
     known_usage: Mapping[str, Mapping[str, int]] | None = None
     """What all pods take from each node; what `pods` take when absent."""
 

@@ -13,6 +13,7 @@ from . import server_contract as contract
 from .check_job import CheckResult, attempt_of, check_job, live_check, read_check
 from .deployments import stored_templates
 from .facts import Facts, Manifest
+from .fetch_state import claim_trouble, claim_warning, fetching
 from .pod_template import spec_inputs
 from .rollout import label_of
 
@@ -80,4 +81,11 @@ def check_model(facts: Facts, spec: InferenceServiceSpec, image: str | None) -> 
         elif attempt > 1 and before.get("status") == "False":
             # While it is checked again the last finding stands, or status would flap with each attempt.
             verdict = Verdict("ModelReady", False, before["reason"], before["message"])
-    return ModelState(verdict, verdict.state is True, (job,), result.retry_seconds or None)
+    proven = verdict.state is True
+    if proven and not _is_served(facts, spec):
+        trouble = claim_trouble(facts, spec, result.size_bytes)
+        proven = trouble is None
+        verdict = trouble or fetching(facts, spec) or verdict
+    if verdict.state is True:
+        verdict = claim_warning(facts, spec) or verdict
+    return ModelState(verdict, proven, (job,), result.retry_seconds or None)

@@ -7,15 +7,24 @@ from typing import Any
 
 from octavo_operator.api.base import Switch
 from octavo_operator.api.inference_service import InferenceServiceSpec
-from octavo_operator.api.model_section import ModelSection, claim_path
 
 from . import server_contract as contract
 from .affinity import affinity, vendor_tolerations
 from .facts import Manifest, digest
+from .model_source import (
+    credentials,
+    escaped,
+    fetch_arguments,
+    is_fetched,
+    model_location,
+    model_volume,
+    store_mounts,
+)
 from .node_types import NodeType
 from .quantities import canonical
 
 USER_ID = 65532
+POD_IP: Manifest = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
 
 @dataclass(frozen=True)
@@ -60,11 +69,6 @@ def spec_inputs(spec: InferenceServiceSpec) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value}
 
 
-def argument(text: str) -> str:
-    """A text as an argument: `$` would start a reference to a variable."""
-    return text.replace("$", "$$")
-
-
 def restricted_container() -> Manifest:
     """Security context of each container under the restricted pod security level."""
     return {
@@ -85,26 +89,6 @@ def restricted_pod() -> Manifest:
     }
 
 
-def model_location(model: ModelSection) -> str:
-    """The model as the container sees it (wire contract)."""
-    where = claim_path(model.uri)
-    if where is not None:
-        return f"{contract.MODELS_FOLDER}/{where.claim}/{where.path}"
-    if model.uri.startswith("file://"):
-        return model.uri.removeprefix("file://")
-    return f"{contract.CACHE_FOLDER}/model"
-
-
-def model_volume(model: ModelSection) -> tuple[list[Manifest], list[Manifest]]:
-    """(volumes, mounts) of a model on a claim; both empty for other sources."""
-    where = claim_path(model.uri)
-    if where is None:
-        return [], []
-    volume = {"name": "model", "persistentVolumeClaim": {"claimName": where.claim, "readOnly": True}}
-    mount = {"name": "model", "mountPath": f"{contract.MODELS_FOLDER}/{where.claim}", "readOnly": True}
-    return [volume], [mount]
-
-
 def scratch() -> tuple[list[Manifest], list[Manifest]]:
     """(volumes, mounts) of the folders that a read-only root file system needs."""
     folders = {"tmp": "/tmp", "cache": contract.CACHE_FOLDER}
@@ -121,18 +105,14 @@ def shared_memory(replica: Replica) -> tuple[list[Manifest], list[Manifest]]:
     return [volume], [{"name": "shm", "mountPath": "/dev/shm"}]
 
 
-def environment(model: ModelSection) -> list[Manifest]:
+def environment() -> list[Manifest]:
     """Environment that all containers share."""
-    entries: list[Manifest] = [
+    return [
         {"name": "HOME", "value": "/tmp"},
         # Triton writes what it compiles; the root file system is read-only.
         {"name": "TRITON_CACHE_DIR", "value": f"{contract.CACHE_FOLDER}/triton"},
         {"name": contract.TERMINATION_ENV, "value": contract.TERMINATION_PATH},
     ]
-    if model.secret_ref is not None and model.uri.startswith("hf://"):
-        key = {"name": model.secret_ref.name, "key": contract.HUB_TOKEN_KEY}
-        entries.append({"name": contract.HUB_TOKEN_ENV, "valueFrom": {"secretKeyRef": key}})
-    return entries
 
 
 def _serve_arguments(replica: Replica) -> list[str]:
@@ -153,8 +133,8 @@ def _serve_arguments(replica: Replica) -> list[str]:
         "--tensor-parallel": str(engine.parallelism.tensor),
         "--drain-seconds": str(replica.spec.rollout.drain_seconds),
     }
-    pairs = [part for flag, value in values.items() for part in (flag, argument(value))]
-    return ["serve", *pairs, "--host", "$(POD_IP)", *(argument(text) for text in engine.extra_args)]
+    pairs = [part for flag, value in values.items() for part in (flag, escaped(value))]
+    return ["serve", *pairs, "--host", "$(POD_IP)", *(escaped(text) for text in engine.extra_args)]
 
 
 def _resources(replica: Replica) -> Manifest:
@@ -176,8 +156,7 @@ def _probe(path: str, period: int, failures: int) -> Manifest:
 
 
 def _server(replica: Replica, mounts: list[Manifest]) -> Manifest:
-    variables = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
-    variables += environment(replica.spec.model)
+    variables = [POD_IP, *environment()]
     key = replica.spec.access.api_key_secret_ref
     if key is not None:
         reference = {"name": key.name, "key": key.key}
@@ -203,20 +182,18 @@ def _server(replica: Replica, mounts: list[Manifest]) -> Manifest:
 
 def _fetch(replica: Replica, mounts: list[Manifest]) -> Manifest:
     model = replica.spec.model
-    arguments = ["fetch", "--model", argument(model.uri), "--to", model_location(model), "--format", model.format.value]
-    if model.revision:
-        arguments += ["--revision", argument(model.revision)]
     return {
         "name": contract.FETCH_CONTAINER,
         "image": replica.image,
         "imagePullPolicy": "IfNotPresent",
         "command": [contract.PROGRAM],
-        "args": arguments,
-        "env": environment(model),
+        "args": fetch_arguments(model),
+        "env": [POD_IP, *environment(), *credentials(model)],
+        "ports": [{"name": "progress", "containerPort": contract.PORT, "protocol": "TCP"}],
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "securityContext": restricted_container(),
         "terminationMessagePath": contract.TERMINATION_PATH,
-        "volumeMounts": mounts,
+        "volumeMounts": mounts + store_mounts(model),
     }
 
 
@@ -255,7 +232,7 @@ def render(replica: Replica) -> Manifest:
         "containers": [_server(replica, mounts + shared_mounts + model_mounts)],
         "volumes": volumes + shared_volumes + model_volumes,
     }
-    if replica.spec.model.uri.startswith("hf://"):
+    if is_fetched(replica.spec.model):
         spec["initContainers"] = [_fetch(replica, mounts)]
     if placement.node_selector:
         spec["nodeSelector"] = dict(placement.node_selector)
@@ -279,7 +256,7 @@ def render(replica: Replica) -> Manifest:
 
 def fetches_for_itself(spec: InferenceServiceSpec) -> bool:
     """Whether pods of the service need a way out of the cluster for their model."""
-    return spec.model.uri.startswith(("hf://", "s3://"))
+    return is_fetched(spec.model)
 
 
 def limits_traffic(spec: InferenceServiceSpec) -> bool:

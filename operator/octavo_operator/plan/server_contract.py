@@ -33,6 +33,11 @@ TERMINATION_ENV = "OCTAVO_TERMINATION_LOG"
 API_KEY_ENV = "OCTAVO_API_KEY"
 HUB_TOKEN_ENV = "HF_TOKEN"
 HUB_TOKEN_KEY = "token"
+HUB_ENDPOINT_ENV = "HF_ENDPOINT"
+S3_ENDPOINT_ENV = "AWS_ENDPOINT_URL"
+PROGRESS_PATH = "/progress"
+STORE_FOLDER = "/var/cache/models"
+"""Where the claim that keeps fetched files is mounted."""
 MODELS_FOLDER = "/models"
 CACHE_FOLDER = "/var/cache/octavo"
 DRAIN_MARGIN_SECONDS = 15
@@ -55,7 +60,9 @@ SERVE_FLAGS = (
     "--tensor-parallel",
     "--drain-seconds",
 )
-FETCH_FLAGS = ("--check", "--model", "--revision", "--format", "--max-length", "--to")
+FETCH_FLAGS = (
+    "--check", "--model", "--revision", "--format", "--max-length", "--to", "--cache", "--progress-address",
+)  # fmt: skip
 CHECK_REASONS = (
     "ModelFound",
     "ModelNotFound",

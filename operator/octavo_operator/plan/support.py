@@ -27,8 +27,6 @@ def unsupported_fields(spec: InferenceServiceSpec) -> tuple[Unsupported, ...]:
         found.append(Unsupported(field, str(value), essential))
 
     engine, scaling = spec.engine, spec.scaling
-    if spec.model.uri.startswith("s3://"):
-        note("model.uri", "s3://", essential=True)
     if spec.model.adapters:
         note("model.adapters", ", ".join(adapter.name for adapter in spec.model.adapters))
     if engine.runtime != Runtime.OCTAVO:

@@ -21,7 +21,7 @@ ORDER = (
     "ScalingActive",
 )
 _MAX_MESSAGE = 2048
-_DEGRADED = ("KernelFallback",)
+_DEGRADED = ("KernelFallback", "ClaimOnOneNode")
 """Reasons of conditions that are true and still worth a warning: nothing degrades in silence."""
 
 

@@ -117,7 +117,9 @@ def _pod_verdicts(view: View) -> list[Verdict]:
         return [
             available,
             Verdict("Ready", False, blocked.reason, blocked.message),
-            Verdict("Progressing", blocked.state is None, blocked.reason, blocked.message),
+            Verdict(
+                "Progressing", blocked.state is None or blocked.reason == "Fetching", blocked.reason, blocked.message
+            ),
         ]
     if complete:
         reason = "Ready" if view.desired else "ScaledToZero"

@@ -140,6 +140,14 @@ MODEL = (
     _fine("ModelFound", "ModelReady", meaning="The check found the model, could read it and knows its shape."),
     _fine("Serving", "ModelReady", "Available", meaning="A replica serves the model: requests are answered."),
     _fine("NotChecked", "ModelReady", meaning="The model is checked once node type and image are known."),
+    _fine("Fetching", "ModelReady", *_FLEET, meaning="Pods fetch the model; the message says how far they are."),
+    _fault(
+        "ClaimOnOneNode",
+        "ModelReady",
+        meaning="The claim for fetched files can be used on one node at a time, and the service may have replicas on "
+        "several.",
+        remedy="Use a ReadWriteMany claim for model.cacheClaim, or none; or keep to one replica.",
+    ),
     _fine("CheckPending", "ModelReady", *_FLEET, meaning="The check Job is running."),
     _fault(
         "CheckUnschedulable",
@@ -159,8 +167,8 @@ MODEL = (
         "ClaimNotFound",
         "ModelReady",
         *_FLEET,
-        meaning="model.uri names a PersistentVolumeClaim that does not exist in the namespace.",
-        remedy="Create the claim, or correct model.uri.",
+        meaning="model.uri or model.cacheClaim names a PersistentVolumeClaim that does not exist in the namespace.",
+        remedy="Create the claim, or correct the field.",
     ),
     _fault(
         "ModelNotFound",
@@ -195,7 +203,8 @@ MODEL = (
         "ModelReady",
         *_FLEET,
         meaning="The source refuses: the token is missing, wrong, or lacks the right to this model.",
-        remedy="Set model.secretRef to a Secret with key `token`, accept the model's terms, or correct the token.",
+        remedy="Set model.secretRef to a Secret with key `token` (s3://: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), "
+        "accept the model's terms, or correct the token.",
     ),
     _fault(
         "SourceUnreachable",
@@ -223,7 +232,7 @@ MODEL = (
         "ModelReady",
         *_FLEET,
         meaning="This version can't read from this kind of source.",
-        remedy="Use pvc://, hf:// or file://.",
+        remedy="Use pvc://, hf://, s3:// or file://.",
     ),
 )
 FLEET = (

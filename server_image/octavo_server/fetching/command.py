@@ -10,7 +10,7 @@ from typing import Any
 from octavo_server.config import FetchConfig
 from octavo_server.contract import CheckReason, ExitCode
 from octavo_server.fetching.resolve import check_length, describe, local_path
-from octavo_server.fetching.sources import HubSource, parse_location
+from octavo_server.fetching.sources import LocalSource, parse_location
 from octavo_server.termination import Refused, write_termination_message
 from octavo_server.weights import ModelSpec
 
@@ -18,17 +18,17 @@ from octavo_server.weights import ModelSpec
 def fetch(wanted: FetchConfig) -> ExitCode:
     """Runs the command; its finding is one JSON object on standard output. Raises Refused when it has none to give."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for noisy in ("httpx", "httpx2", "huggingface_hub"):
+    for noisy in ("httpx", "httpx2", "huggingface_hub", "botocore", "boto3", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     if wanted.check:
         return _check(wanted)
     place = parse_location(wanted.model)
-    if isinstance(place, HubSource):
-        from octavo_server.fetching.hub import download
-
-        path = download(place, wanted)
-    else:
+    if isinstance(place, LocalSource):
         path = local_path(place, wanted.model)
+    else:
+        from octavo_server.fetching.bring import bring, find
+
+        path = bring(find(place, wanted), wanted)
     spec, path = describe(path, wanted.format)
     check_length(wanted.max_length_tokens, spec.max_length)
     print(json.dumps({**finding(spec), "path": str(path)}), flush=True)
@@ -49,12 +49,12 @@ def _check(wanted: FetchConfig) -> ExitCode:
 
 def _describe(wanted: FetchConfig) -> ModelSpec:
     place = parse_location(wanted.model)
-    if isinstance(place, HubSource):
-        from octavo_server.fetching.remote import describe_remote
+    if isinstance(place, LocalSource):
+        return describe(local_path(place, wanted.model), wanted.format)[0]
+    from octavo_server.fetching.bring import find
+    from octavo_server.fetching.remote import describe_remote
 
-        return describe_remote(place, wanted)
-    spec, _ = describe(local_path(place, wanted.model), wanted.format)
-    return spec
+    return describe_remote(find(place, wanted), wanted.format)
 
 
 _EMPTY: dict[str, Any] = {

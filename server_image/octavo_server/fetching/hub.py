@@ -1,21 +1,19 @@
-"""Models on a Hugging Face Hub, through its own client (HF_ENDPOINT, HF_TOKEN, resume and locks are the client's)."""
+"""Models on a Hugging Face Hub or a mirror of one (HF_ENDPOINT): what there is, and its bytes by range."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import logging
 import os
-import shutil
-import threading
-from collections.abc import Generator, Mapping
+import re
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from hashlib import sha256
+from typing import Any
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
-from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url
+from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -32,83 +30,96 @@ from huggingface_hub.utils._http import get_session
 from octavo_server.config import FetchConfig
 from octavo_server.contract import HUB_TOKEN_VARIABLE, CheckReason
 from octavo_server.fetching.choose import choose_files
+from octavo_server.fetching.origin import Interrupted, RemoteFile
 from octavo_server.fetching.sources import HubSource
 from octavo_server.termination import Refused
 
-_LOG = logging.getLogger("octavo.fetch")
-_PROGRESS_SECONDS = 5.0
-_GIB = 1024**3
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+"""Statuses that may be gone when one asks again."""
+_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests")
+"""The HTTP library below the client has changed its name between versions, and with it its exceptions."""
 
 
 @dataclass(frozen=True)
 class HubModel:
     """Files of a model at one commit of a repository."""
 
-    repository: str
+    place: HubSource
+    wanted: FetchConfig
     commit: str
-    sizes: Mapping[str, int]
-    """Path → bytes, chosen files only."""
+    files: tuple[RemoteFile, ...]
+    """Chosen files only."""
 
     @property
-    def size_bytes(self) -> int:
-        """All files together."""
-        return sum(self.sizes.values())
+    def location(self) -> str:
+        """As the user wrote it."""
+        return self.wanted.model
+
+    @property
+    def name(self) -> str:
+        """The repository."""
+        return self.place.repository
+
+    @contextlib.contextmanager
+    def open(self, file: RemoteFile, start: int, size: int) -> Iterator[Iterator[bytes]]:
+        """Bytes of a file, following redirects; the token goes to the Hub alone. Raises Interrupted or Refused."""
+        headers = {**build_hf_headers(), "Range": f"bytes={start}-{start + size - 1}", "Accept-Encoding": "identity"}
+        url = hf_hub_url(self.place.repository, file.path, revision=self.commit)
+        try:
+            with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=30) as response:
+                if response.status_code in _PASSING:
+                    raise Interrupted(f"HTTP {response.status_code}", _retry_after(response))
+                if response.status_code >= 400:
+                    raise _refusal(response.status_code, self.place, self.wanted, file.path)
+                yield _from(response, start)
+        except (Interrupted, Refused):
+            raise
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] in _CLIENTS:
+                raise Interrupted(f"{type(error).__name__} from {constants.ENDPOINT}") from error
+            raise
+
+
+def _from(response: Any, start: int) -> Iterator[bytes]:
+    """The body from byte `start` on; a server that knows no ranges sends all of it."""
+    skip = start
+    if response.status_code == 206:
+        told = re.match(r"bytes (\d+)-", response.headers.get("content-range", ""))
+        if told is None or int(told[1]) != start:
+            raise Interrupted(f"asked for byte {start} and got {response.headers.get('content-range', 'no range')}")
+        skip = 0
+    for piece in response.iter_raw():
+        if skip < len(piece):
+            yield piece[skip:] if skip else piece
+        skip = max(0, skip - len(piece))
+
+
+def _retry_after(response: Any) -> float:
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isdigit() else 0.0
 
 
 def find(place: HubSource, wanted: FetchConfig) -> HubModel:
     """Asks the Hub what there is. Raises Refused: ModelNotFound, AccessDenied, SourceUnreachable, FormatUnsupported."""
     with _reasons(place, wanted):
         info = HfApi().model_info(place.repository, revision=wanted.revision or None, files_metadata=True, timeout=20)
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    files = choose_files(place.repository, sizes, place.inside, wanted.format)
-    return HubModel(place.repository, info.sha or wanted.revision or "main", {file: sizes[file] for file in files})
+    known = {file.rfilename: file for file in info.siblings or []}
+    sizes = {name: file.size or 0 for name, file in known.items()}
+    commit = info.sha or wanted.revision or "main"
+    chosen = choose_files(place.repository, sizes, place.inside, wanted.format)
+    return HubModel(place, wanted, commit, tuple(_file(known[path], place, commit) for path in chosen))
 
 
-def download(place: HubSource, wanted: FetchConfig) -> Path:
-    """Brings the files here and returns their folder, or the GGUF file. Raises Refused as `find`, and NoSpaceLeft."""
-    model = find(place, wanted)
-    folder = Path(wanted.to) if wanted.to else Path(constants.HF_HUB_CACHE)
-    _check_space(folder, model, wanted.model)
-    paths: list[Path] = []
-    done = 0
-    for number, (file, size) in enumerate(model.sizes.items(), 1):
-        with _reasons(place, wanted), _Progress(folder, file, size, done, model.size_bytes):
-            path = hf_hub_download(
-                model.repository, file, revision=model.commit, local_dir=str(folder) if wanted.to else None
-            )
-        paths.append(Path(path))
-        done += size
-        _LOG.info(
-            "fetched %s (%d of %d files, %.2f of %.2f GiB)",
-            file, number, len(model.sizes), done / _GIB, model.size_bytes / _GIB,
-        )  # fmt: skip
-    return paths[0] if paths[0].suffix == ".gguf" else paths[0].parent
-
-
-def read_range(place: HubSource, wanted: FetchConfig, model: HubModel, file: str, start: int, size: int) -> bytes:
-    """Bytes of a remote file. Raises Refused."""
-    with _reasons(place, wanted):
-        headers = {**build_hf_headers(), "Range": f"bytes={start}-{start + size - 1}"}
-        url = hf_hub_url(model.repository, file, revision=model.commit)
-        response = get_session().get(url, headers=headers, follow_redirects=True, timeout=30)
-        if response.status_code >= 400:
-            raise _refusal(response.status_code, place, wanted, file)
-        data: bytes = response.content
-    return data[:size] if response.status_code == 206 else data[start : start + size]
-
-
-def _check_space(folder: Path, model: HubModel, location: str) -> None:
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
-    here = sum(path.stat().st_size for file in model.sizes if (path := folder / file).is_file())
-    free = shutil.disk_usage(existing).free
-    if model.size_bytes - here > free:
-        raise Refused(
-            CheckReason.NO_SPACE_LEFT,
-            f"model {location}: needs {(model.size_bytes - here) / _GIB:.2f} GiB, {existing} has {free / _GIB:.2f} GiB "
-            "free; make room or use a larger volume",
-        )
+def _file(told: Any, place: HubSource, commit: str) -> RemoteFile:
+    """Large files are known by the SHA-256 of their content, the others by git's own name of it."""
+    size = told.size or 0
+    if told.lfs is not None and re.fullmatch("[0-9a-f]{64}", told.lfs.sha256 or ""):
+        return RemoteFile(told.rfilename, size, f"sha256-{told.lfs.sha256}", f"sha256:{told.lfs.sha256}")
+    if re.fullmatch("[0-9a-f]{40}", told.blob_id or ""):
+        return RemoteFile(told.rfilename, size, f"git-{told.blob_id}", f"git-sha1:{told.blob_id}")
+    # A mirror that tells no hashes: the commit stands for the content.
+    mark = sha256(f"{constants.ENDPOINT} {place.repository} {commit} {told.rfilename} {size}".encode()).hexdigest()
+    return RemoteFile(told.rfilename, size, f"at-{mark}")
 
 
 @contextlib.contextmanager
@@ -136,17 +147,11 @@ def _reasons(place: HubSource, wanted: FetchConfig) -> Generator[None, None, Non
     except OfflineModeIsEnabled as error:
         raise _unreachable(location, error) from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Refused(CheckReason.NO_SPACE_LEFT, f"model {location}: no space left while fetching") from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            message = f"model {location}: {error.filename or wanted.to} can't be written: {error.strerror}"
-            raise Refused(CheckReason.MODEL_UNREADABLE, message) from error
         raise _unreachable(location, error) from error
     except Refused:
         raise
     except Exception as error:
-        # The HTTP library below the client has changed its name between versions, and with it its exceptions.
-        if type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "httpcore2", "requests"):
+        if type(error).__module__.partition(".")[0] in _CLIENTS:
             raise _unreachable(location, error) from error
         raise
 
@@ -172,28 +177,3 @@ def _unreachable(location: str, error: Exception) -> Refused:
         f"model {location}: {constants.ENDPOINT} can't be reached ({type(cause).__name__}); "
         "check the network policy and HF_ENDPOINT",
     )
-
-
-class _Progress:
-    """Logs how far a long download is, from the size of its unfinished file."""
-
-    def __init__(self, folder: Path, file: str, size: int, done: int, total: int) -> None:
-        self._folder = folder
-        self._what = (file, size, done, total)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        file, size, done, total = self._what
-        while not self._stop.wait(_PROGRESS_SECONDS):
-            sizes = [path.stat().st_size for path in self._folder.rglob("*.incomplete") if path.exists()]
-            now = done + min(size, max(sizes, default=0))
-            percent = 100 * now // max(total, 1)
-            _LOG.info("fetching %s: %.2f of %.2f GiB (%d %%)", file, now / _GIB, total / _GIB, percent)

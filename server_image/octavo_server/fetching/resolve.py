@@ -7,7 +7,7 @@ from pathlib import Path
 
 from octavo_server.config import FetchConfig
 from octavo_server.contract import CheckReason
-from octavo_server.fetching.sources import HubSource, LocalSource, parse_location
+from octavo_server.fetching.sources import LocalSource, parse_location
 from octavo_server.termination import Refused
 from octavo_server.weights import ModelError, ModelSpec, find_model, inspect
 
@@ -25,14 +25,14 @@ class LocalModel:
 def local_model(source: FetchConfig, *, served_name: str = "") -> LocalModel:
     """Finds the model, downloading it where the location says so. Raises Refused with a reason of the wire contract."""
     place = parse_location(source.model)
-    if isinstance(place, HubSource):
-        from octavo_server.fetching.hub import download
-
-        path = download(place, source)
-        name = place.repository
-    else:
+    if isinstance(place, LocalSource):
         path = local_path(place, source.model)
         name = path.resolve().name or str(path)
+    else:
+        from octavo_server.fetching.bring import bring, find
+
+        origin = find(place, source)
+        path, name = bring(origin, source), origin.name
     spec, path = describe(path, source.format)
     check_length(source.max_length_tokens, spec.max_length)
     return LocalModel(path, served_name or name, spec)

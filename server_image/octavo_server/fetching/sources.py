@@ -12,6 +12,7 @@ from octavo_server.termination import Refused
 MOUNT_ROOT = Path("/models")
 """Claims of pvc:// locations are mounted below."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.S)
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]\Z")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
 
 
@@ -31,7 +32,19 @@ class HubSource:
     """Path inside the repository; empty = all of it."""
 
 
-def parse_location(location: str) -> LocalSource | HubSource:
+@dataclass(frozen=True)
+class S3Source:
+    """An object or a prefix of a bucket."""
+
+    bucket: str
+    key: str
+    """Without a leading slash; may be empty."""
+
+
+Source = LocalSource | HubSource | S3Source
+
+
+def parse_location(location: str) -> Source:
     """What a location means. Raises Refused with SchemeUnsupported or ModelNotFound."""
     match = _SCHEME.match(location)
     if match is None:
@@ -50,9 +63,14 @@ def parse_location(location: str) -> LocalSource | HubSource:
         if not _REPOSITORY.match(repository) or ".." in parts:
             raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {location}: write hf://organisation/name")
         return HubSource(repository, inside)
+    if scheme == "s3":
+        bucket, _, key = rest.partition("/")
+        if not _BUCKET.match(bucket) or ".." in key.split("/"):
+            raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {location}: write s3://bucket/key")
+        return S3Source(bucket, key)
     raise Refused(
         CheckReason.SCHEME_UNSUPPORTED,
-        f"model {location}: the scheme {scheme}:// is not supported; use hf://, pvc://, file:// or a path",
+        f"model {location}: the scheme {scheme}:// is not supported; use hf://, s3://, pvc://, file:// or a path",
     )
 
 
