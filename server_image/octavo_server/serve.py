@@ -36,7 +36,7 @@ def serve(config: ServeConfig, engine_command: Sequence[str] | None = None) -> E
     else:
         # /health answers while the model is fetched; /ready says how far it is.
         download = Download(config.source)
-        path, name = config.source.model, name or place.repository
+        path, name = config.source.model, name or place.default_name
     config = replace(
         config,
         engine=replace(config.engine, model=replace(config.engine.model, path=path, served_name=name)),
