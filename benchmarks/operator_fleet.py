@@ -49,6 +49,10 @@ class Fleet:
     nodes: int = 2000
     quiet_seconds: float = 60.0
     storm_seconds: float = 30.0
+    look_seconds: float = 10.0
+    """How long what one relabelled node causes is looked for."""
+    flags: tuple[str, ...] = ()
+    """More flags of octavo-operator."""
 
 
 def product(number: int) -> str:
@@ -241,7 +245,7 @@ async def _measure(cluster: Cluster, operator: OperatorProcess, fleet: Fleet) ->
         body = {"metadata": {"labels": {"example.com/rack": "7"}}}
         path = NODES.path(None, "gpu-0000")
         await client.request("PATCH", path, body, content_type="application/merge-patch+json")
-        await asyncio.sleep(10)
+        await asyncio.sleep(fleet.look_seconds)
         touched = operator.metric("octavo_operator_reconcile_seconds_count") - before
         of_type = -(-fleet.services // TYPES)
         rows += [
@@ -297,7 +301,7 @@ def measure_fleet(folder: Path, fleet: Fleet) -> list[Row]:
         run_program(cluster, "kubectl", "create", "namespace", FLEET)
         text = yaml.dump_all(_nodes(fleet.nodes), Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
         run_program(cluster, "kubectl", "create", "-f", "-", stdin=text)
-        operator = OperatorProcess(cluster, folder / "operator")
+        operator = OperatorProcess(cluster, folder / "operator", *fleet.flags)
         (operator.folder / "images.yaml").write_text(CATALOGUE)
         with operator:
             operator.wait_for("working", 120)

@@ -319,3 +319,30 @@ async def test_priority_class_and_own_tolerations_reach_the_pod():
     pod, _ = await pod_and_policy({**spec(1), "placement": placement}, chosen)
     assert pod["priorityClassName"] == "high"
     assert [each["key"] for each in pod["tolerations"]] == ["team", "nvidia.com/gpu"]
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        {"volumes": [{"name": "host", "hostPath": {"path": "/"}}]},
+        {"hostNetwork": True},
+        {"hostPID": True},
+        {"containers": [{"name": "server", "image": "x", "securityContext": {"privileged": True}}]},
+        {"containers": [{"name": "server", "image": "x"}]},
+    ],
+)
+async def test_a_stored_template_that_somebody_wrote_to_reach_the_host_is_never_applied(evil):
+    world, operator = await settled({"n1": 2}, spec(1))
+    for name in ("next", "m"):
+        world.user_applies("chat", spec(1, name=name))
+        await run(operator, 30)
+    [forged] = [copy.deepcopy(each) for each in world.of_kind("ControllerRevision") if "'next'" in str(each["data"])]
+    forged["data"]["template"]["spec"] |= {**evil, "terminationGracePeriodSeconds": 666}
+    world.put(BY_KIND["ControllerRevision"], forged)
+    await run(operator, 6)
+    world.user_applies("chat", spec(1, name="next"))
+    await run(operator, 30)
+    for item in [*world.of_kind("Deployment"), *world.pods()]:
+        assert "666" not in str(item)
+        assert "hostPath" not in str(item)
+    assert condition(world, "chat", "Available")["status"] == "True", "what ran before runs on"
