@@ -124,8 +124,16 @@ async def test_litellm_completes_streams_and_calls(scripted: Any) -> None:
 
 
 LOCUSTFILE = """
-from locust import constant, task
+from locust import constant, events, task
 from locust.contrib.oai import OpenAIUser
+
+asked = []
+
+@events.request.add_listener
+def count(**facts):
+    asked.append(facts)
+    if len(asked) == 40:
+        Chatter.running.quit()
 
 class Chatter(OpenAIUser):
     wait_time = constant(0)
@@ -133,6 +141,7 @@ class Chatter(OpenAIUser):
     def __init__(self, environment):
         super().__init__(environment)
         self.client.base_url = environment.host + "/v1"
+        Chatter.running = environment.runner
 
     @task
     def chat(self):
@@ -148,13 +157,13 @@ async def test_locusts_own_openai_users_put_a_load_on_the_server_without_a_failu
     async with dummy() as running:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "locust", "-f", str(file), "--headless", "--host", running.url, "--users", "10",
-            "--spawn-rate", "10", "--run-time", "4s", "--csv", str(tmp_path / "found"), "--only-summary",
+            "--spawn-rate", "10", "--run-time", "80s", "--csv", str(tmp_path / "found"), "--only-summary",
             env={**os.environ, "OPENAI_API_KEY": "x"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         output, _ = await asyncio.wait_for(process.communicate(), 90)
         assert process.returncode == 0, output.decode()
-        assert running.server.state.metrics.finished["length"].total > 10
+        assert running.server.state.metrics.finished["length"].total >= 40
     with (tmp_path / "found_stats.csv").open() as table:
         rows = {row["Name"]: row for row in csv.DictReader(table)}
-    assert int(rows["Aggregated"]["Request Count"]) > 10
+    assert int(rows["Aggregated"]["Request Count"]) >= 30
     assert int(rows["Aggregated"]["Failure Count"]) == 0
