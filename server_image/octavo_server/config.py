@@ -140,6 +140,8 @@ class FetchConfig:
     """Pieces that are fetched at once."""
     progress_address: str = ""
     """HOST:PORT where GET /progress is answered during the fetch; empty = nowhere."""
+    runtime: str = "Octavo"
+    """Program that will serve the model; another than Octavo decides itself whether it can."""
     check: bool = False
     max_length_tokens: int = 0
 

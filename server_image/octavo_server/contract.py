@@ -27,6 +27,8 @@ QUANTIZATIONS = ("None", "Int8", "FP8")
 SWITCH = ("Enabled", "Disabled")
 TOOL_PARSERS = ("Auto", "Hermes", "Llama3", "Mistral", "Gemma", "GptOss", "DeepSeek")
 REASONING_PARSERS = ("Auto", "None", "ThinkTags")
+RUNTIMES = ("Octavo", "VLLM", "SGLang", "MLC")
+"""Programs that a model may be fetched for."""
 BLOCK_SIZES = (0, 8, 16, 32, 64, 128, 256)
 
 OPERATOR_FLAGS = (

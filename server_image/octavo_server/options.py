@@ -24,6 +24,7 @@ from octavo_server.contract import (
     KV_DTYPES,
     QUANTIZATIONS,
     REASONING_PARSERS,
+    RUNTIMES,
     SWITCH,
     TOOL_PARSERS,
 )
@@ -137,6 +138,8 @@ FETCH = (
     *_SOURCE,
     *_CACHE_FOLDER,
     Option("to", "folder in which the model appears; empty = one inside of the cache", _MODEL, metavar="FOLDER"),
+    Option("runtime", "program that will serve the model; another than Octavo decides itself whether it can", _MODEL,
+           "choice", "Octavo", RUNTIMES),
     Option("progress-address", "answer GET /progress here during the fetch", _MODEL, metavar="HOST:PORT"),
 )
 
@@ -190,7 +193,7 @@ def serve_config(values: dict[str, Any]) -> ServeConfig:
         access_log=values["access_log"] == "Enabled",
         limits=limits,
     )
-    return ServeConfig(engine, api, fetch_config({**values, "to": "", "progress_address": ""}))
+    return ServeConfig(engine, api, fetch_config({**values, "to": "", "progress_address": "", "runtime": "Octavo"}))
 
 
 def _origins(text: str) -> tuple[str, ...]:
@@ -211,6 +214,7 @@ def fetch_config(values: dict[str, Any], *, check: bool = False) -> FetchConfig:
         cache=values["cache"],
         connections=values["connections"],
         progress_address=values["progress_address"],
+        runtime=values["runtime"],
         check=check,
         max_length_tokens=values["max_length"],
     )

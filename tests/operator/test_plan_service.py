@@ -177,7 +177,6 @@ def test_a_missing_secret_is_a_condition_that_names_it():
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"engine": {"runtime": "VLLM"}}, "engine.runtime"),
         ({"engine": {"quantization": "FP8"}}, "engine.quantization"),
         ({"engine": {"kvCache": {"dtype": "FP8"}}}, "engine.kvCache.dtype"),
         ({"engine": {"parallelism": {"tensor": 2}}}, "engine.parallelism.tensor"),

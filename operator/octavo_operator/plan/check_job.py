@@ -11,7 +11,7 @@ from octavo_operator.api.inference_service import InferenceServiceSpec
 
 from . import server_contract as contract
 from .facts import Facts, Manifest, digest
-from .model_source import credentials, escaped, is_fetched, model_location, model_volume
+from .model_source import credentials, escaped, for_runtime, is_fetched, model_location, model_volume
 from .objects import owned
 from .pod_template import environment, restricted_container, restricted_pod, scratch
 
@@ -42,7 +42,8 @@ def check_mark(spec: InferenceServiceSpec) -> str:
     model = spec.model
     secret = model.secret_ref.name if model.secret_ref else None
     parts = [model.uri, model.revision, secret, model.format.value, model.max_length]
-    return digest([*parts, model.endpoint] if model.endpoint else parts, 8)
+    # What is new counts only where it is used, so that a later version of the operator checks nothing again.
+    return digest([*parts, *filter(None, [model.endpoint, *for_runtime(spec.engine.runtime)])], 8)
 
 
 def check_name(service: str, mark: str, attempt: int) -> str:
@@ -84,7 +85,7 @@ def check_job(facts: Facts, spec: InferenceServiceSpec, image: str, attempt: int
         return job
     source = model.uri if is_fetched(model) else model_location(model)
     arguments = ["fetch", "--check", "--model", escaped(source), "--format", model.format.value]
-    arguments += ["--max-length", str(model.max_length)]
+    arguments += ["--max-length", str(model.max_length), *for_runtime(spec.engine.runtime)]
     if model.revision:
         arguments += ["--revision", escaped(model.revision)]
     volumes, mounts = scratch()

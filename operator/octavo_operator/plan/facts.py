@@ -9,6 +9,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from octavo_operator.api.engine_section import Runtime
+
 from .inventory import NodeClass, NodeView, classes, usage_of, view
 from .manifest import Manifest, digest
 
@@ -27,6 +29,8 @@ class CatalogueImage:
     """Compute capabilities with machine code (SASS), such as 9.0."""
     ptx: tuple[str, ...] = ()
     """Compute capabilities with code that a driver can compile for later ones."""
+    runtime: str = "Octavo"
+    """The program inside, by its name in engine.runtime."""
 
     @classmethod
     def parse(cls, entry: Manifest) -> CatalogueImage:
@@ -40,6 +44,11 @@ class CatalogueImage:
             raise ValueError(
                 f"image catalogue: entry {entry['name']}: cuda {entry['cuda']!r} is no version such as 12.8"
             )
+        runtime = str(entry.get("runtime") or "Octavo")
+        if runtime not in (known := [item.value for item in Runtime]):
+            raise ValueError(
+                f"image catalogue: entry {entry['name']}: runtime {runtime!r} is none of {', '.join(known)}"
+            )
         architectures = entry.get("architectures") or entry.get("computeCapabilities") or ()
         cuda, ptx = entry.get("cuda"), entry.get("ptx") or ()
         return cls(
@@ -48,6 +57,7 @@ class CatalogueImage:
             str(cuda) if cuda else None,
             tuple(map(str, architectures)),
             tuple(map(str, ptx)),
+            runtime,
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from octavo_operator.api.engine_section import Runtime
 from octavo_operator.api.inference_service import InferenceServiceSpec
 from octavo_operator.api.operation_section import RolloutStrategy
 from octavo_operator.status.pods import is_ready
@@ -24,8 +25,9 @@ from .deployments import (
     template_label,
     type_label,
 )
-from .facts import Facts, Manifest
+from .facts import CatalogueImage, Facts, Manifest
 from .inventory import room
+from .model_source import is_fetched
 from .node_types import NodeType
 from .pod_template import Replica
 from .resolution import Resolution
@@ -89,6 +91,12 @@ class _Draft:
         self.add(Template(label, name, inputs, pod), count, 0, shown)
 
 
+def fetch_image(images: Sequence[CatalogueImage]) -> str | None:
+    """Octavo's image for work beside serving: the one for CPUs, else any."""
+    own = [item for item in images if item.runtime == Runtime.OCTAVO.value]
+    return next((item.image for item in sorted(own, key=lambda item: item.cuda is not None)), None)
+
+
 def _inputs_shown(live: Manifest) -> Manifest:
     """What a live Deployment itself tells of the inputs of its template."""
     containers: Sequence[Manifest] = live["spec"]["template"].get("spec", {}).get("containers") or ({},)
@@ -125,13 +133,16 @@ def plan_fleet(
         for item in live.values():
             draft.keep(item, running[type_label(item)], current=False)
         return _finished(draft, revisions(facts, ()))
-    size, why = choose_block_size(spec.engine.kv_cache.block_size)
+    size, why = choose_block_size(spec.engine.kv_cache.block_size, spec.engine.runtime)
+    other = is_fetched(spec.model) and spec.engine.runtime != Runtime.OCTAVO
+    fetcher = fetch_image(facts.settings.images) or "" if other else ""
     types = {item.label: item for item in resolution.types}
     templates: dict[str, Template] = {}
     for label, node_type in types.items():
         image = node_type.choice.image
         assert image is not None, "a resolved type has an image"
-        templates[label] = choose_template(facts, spec, node_type, Replica(service, spec, node_type, image.image, size))
+        fresh = Replica(service, spec, node_type, image.image, size, fetcher)
+        templates[label] = choose_template(facts, spec, node_type, fresh)
     spare = {
         label: room(
             [facts.views_by_name[name] for name in node_type.nodes], facts.usage, templates[label].pod.get("spec", {})

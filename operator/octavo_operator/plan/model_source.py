@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo_operator.api.engine_section import Runtime
 from octavo_operator.api.model_section import ModelSection, claim_path
 
 from . import server_contract as contract
@@ -75,14 +76,19 @@ def store_mounts(model: ModelSection) -> list[Manifest]:
     return [{"name": "store", "mountPath": contract.STORE_FOLDER}]
 
 
-def fetch_arguments(model: ModelSection) -> list[str]:
+def fetch_arguments(model: ModelSection, runtime: Runtime) -> list[str]:
     """Arguments of `octavo-server` in the container that fetches."""
     words = ["fetch", "--model", escaped(model.uri), "--to", model_location(model), "--format", model.format.value]
     if model.revision:
         words += ["--revision", escaped(model.revision)]
     if model.cache_claim is not None:
         words += ["--cache", contract.STORE_FOLDER]
-    return [*words, "--progress-address", f"$(POD_IP):{contract.PORT}"]
+    return [*words, *for_runtime(runtime), "--progress-address", f"$(POD_IP):{contract.PORT}"]
+
+
+def for_runtime(runtime: Runtime) -> list[str]:
+    """Arguments that say that another program will serve the model, which may know other architectures."""
+    return [] if runtime == Runtime.OCTAVO else ["--runtime", runtime.value]
 
 
 def escaped(text: str) -> str:

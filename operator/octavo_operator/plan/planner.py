@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
+from octavo_operator.api.engine_section import Runtime
 from octavo_operator.api.inference_service import InferenceService, InferenceServiceSpec
 from octavo_operator.api.operation_section import RolloutStrategy, ScalingMode
 from octavo_operator.api.placement_section import ImagePolicy
@@ -18,7 +19,7 @@ from . import server_contract as contract
 from .deployments import known_types
 from .drift import stamped
 from .facts import CatalogueImage, Event, Facts, Manifest, Plan, PlanSettings
-from .fleet import Fleet, plan_fleet
+from .fleet import Fleet, fetch_image, plan_fleet
 from .model_check import check_model
 from .node_types import NodeType
 from .pod_template import fetches_for_itself, limits_traffic
@@ -54,7 +55,8 @@ def _scaling(spec: InferenceServiceSpec, running: int) -> _Scaling:
 def _pinned(spec: InferenceServiceSpec) -> CatalogueImage | None:
     if spec.image.policy != ImagePolicy.PINNED or spec.image.reference is None:
         return None
-    return CatalogueImage("pinned", spec.image.reference, spec.image.cuda_version)
+    runtime = spec.engine.runtime.value
+    return CatalogueImage("pinned", spec.image.reference, spec.image.cuda_version, runtime=runtime)
 
 
 def _support(spec: InferenceServiceSpec, settings: PlanSettings) -> tuple[Verdict, bool]:
@@ -75,9 +77,11 @@ def _support(spec: InferenceServiceSpec, settings: PlanSettings) -> tuple[Verdic
 
 
 def _check_image(facts: Facts, resolution: Resolution, pinned: CatalogueImage | None) -> str | None:
-    plain = next((image.image for image in facts.settings.images if image.cuda is None), None)
-    chosen = resolution.types[0].choice.image if resolution.types else None
-    return (pinned.image if pinned else None) or plain or (chosen.image if chosen else None)
+    """Octavo's image that checks the model; one of its own programs, whatever will serve."""
+    plain = fetch_image(facts.settings.images)
+    chosen = [pinned, *(item.choice.image for item in resolution.types)]
+    own = [item.image for item in chosen if item is not None and item.runtime == Runtime.OCTAVO.value]
+    return (own[0] if own and pinned else None) or plain or next(iter(own), None)
 
 
 def _malformed(facts: Facts, error: ValidationError) -> Plan:
@@ -94,9 +98,19 @@ def _malformed(facts: Facts, error: ValidationError) -> Plan:
 
 
 def _resolve(facts: Facts, spec: InferenceServiceSpec, pinned: CatalogueImage | None) -> Resolution:
+    runtime = spec.engine.runtime
+    images = tuple(item for item in facts.settings.images if item.runtime == runtime.value)
     if not facts.settings.reads_nodes:
-        return resolve_blindly(spec.placement, facts.settings.images, pinned)
-    return resolve(spec.placement, facts.views, facts.settings.images, pinned, known_types(facts, spec), facts.classes)
+        found = resolve_blindly(spec.placement, images, pinned)
+    else:
+        found = resolve(spec.placement, facts.views, images, pinned, known_types(facts, spec), facts.classes)
+    if runtime != Runtime.OCTAVO and not images and pinned is None and not found.types:
+        message = (
+            f"the catalogue holds no image for engine.runtime {runtime.value}; pin one (image.policy Pinned), or have "
+            "an administrator add one to serverImages"
+        )
+        return replace(found, image_reason="NoRuntimeImage", image_message=message)
+    return found
 
 
 def resolution_of(facts: Facts) -> tuple[NodeType, ...]:
@@ -134,6 +148,9 @@ def _tuned(spec: InferenceServiceSpec, resolution: Resolution, fleet: Fleet) -> 
     if fleet.newer:
         message = f"taken up at the next rollout (rollout.adopt): image {', '.join(fleet.newer)}"
         return Verdict("Tuned", True, "UpdateAvailable", message)
+    if spec.engine.runtime != Runtime.OCTAVO and not spec.engine.kv_cache.block_size:
+        message = f"the runtime {spec.engine.runtime.value} chooses its block size itself"
+        return Verdict("Tuned", True, "OtherRuntime", message)
     if spec.engine.kv_cache.block_size:
         return Verdict("Tuned", True, "Explicit", "engine.kvCache.blockSize is set")
     only_cpu = bool(resolution.types) and all(item.key.is_cpu for item in resolution.types)

@@ -22,6 +22,7 @@ from .model_source import (
 )
 from .node_types import NodeType
 from .quantities import canonical
+from .runtimes import PROGRAMS, RuntimeProgram, Serving
 
 USER_ID = 65532
 POD_IP: Manifest = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
@@ -36,15 +37,18 @@ class Replica:
     node_type: NodeType
     image: str
     block_size_tokens: int
+    fetch_image: str = ""
+    """Octavo's image that fetches the model for another runtime; empty = the same as `image`."""
 
     def inputs(self) -> dict[str, Any]:
         """Everything that reaches the pod; a new template is rendered only when this changes."""
-        return {
+        found = {
             "spec": spec_inputs(self.spec),
             "image": self.image,
             "blockSize": self.block_size_tokens,
             "nodeType": self.node_type.key.named(),
         }
+        return {**found, "fetchImage": self.fetch_image} if self.fetch_image else found
 
     def name(self) -> str:
         """10 hex digits of the inputs."""
@@ -115,26 +119,19 @@ def environment() -> list[Manifest]:
     ]
 
 
-def _serve_arguments(replica: Replica) -> list[str]:
-    model, engine, cache = replica.spec.model, replica.spec.engine, replica.spec.engine.kv_cache
-    values = {
-        "--model": model_location(model),
-        "--format": model.format.value,
-        "--served-name": model.served_name or replica.service,
-        "--max-length": str(model.max_length),
-        "--port": str(contract.PORT),
-        "--device": "CPU" if replica.node_type.key.is_cpu else "Auto",
-        "--dtype": engine.dtype.value,
-        "--quantization": engine.quantization.value,
-        "--kv-dtype": cache.dtype.value,
-        "--block-size": str(replica.block_size_tokens),
-        "--memory-percent": str(cache.memory_percent),
-        "--prefix-caching": cache.prefix_caching.value,
-        "--tensor-parallel": str(engine.parallelism.tensor),
-        "--drain-seconds": str(replica.spec.rollout.drain_seconds),
-    }
-    pairs = [part for flag, value in values.items() for part in (flag, escaped(value))]
-    return ["serve", *pairs, "--host", "$(POD_IP)", *(escaped(text) for text in engine.extra_args)]
+def _serve_arguments(replica: Replica, program: RuntimeProgram) -> list[str]:
+    spec = replica.spec
+    serving = Serving(
+        spec,
+        spec.model.served_name or replica.service,
+        model_location(spec.model),
+        replica.node_type.key.is_cpu,
+        replica.block_size_tokens,
+    )
+    words = [*map(escaped, program.arguments(serving)), "--host", "$(POD_IP)"]
+    if spec.access.api_key_secret_ref is not None:
+        words += program.key_arguments
+    return [*words, *map(escaped, spec.engine.extra_args)]
 
 
 def _resources(replica: Replica) -> Manifest:
@@ -156,38 +153,41 @@ def _probe(path: str, period: int, failures: int) -> Manifest:
 
 
 def _server(replica: Replica, mounts: list[Manifest]) -> Manifest:
-    variables = [POD_IP, *environment()]
+    program = PROGRAMS[replica.spec.engine.runtime]
+    variables = [POD_IP, *environment(), *({"name": name, "value": value} for name, value in program.environment)]
     key = replica.spec.access.api_key_secret_ref
-    if key is not None:
+    if key is not None and program.key_variable:
         reference = {"name": key.name, "key": key.key}
-        variables.append({"name": contract.API_KEY_ENV, "valueFrom": {"secretKeyRef": reference}})
-    return {
+        variables.append({"name": program.key_variable, "valueFrom": {"secretKeyRef": reference}})
+    container = {
         "name": contract.SERVER_CONTAINER,
         "image": replica.image,
         "imagePullPolicy": "IfNotPresent",
-        "command": [contract.PROGRAM],
-        "args": _serve_arguments(replica),
+        "command": list(program.command),
+        "args": _serve_arguments(replica, program),
         "env": variables,
         "ports": [{"name": contract.PORT_NAME, "containerPort": contract.PORT, "protocol": "TCP"}],
-        # A big model loads for minutes: 30 minutes until the first answer of /health.
-        "startupProbe": _probe(contract.HEALTH_PATH, 2, 900),
-        "livenessProbe": _probe(contract.HEALTH_PATH, 10, 3),
-        "readinessProbe": _probe(contract.READY_PATH, 2, 2),
+        # A big model loads for minutes: 30 minutes until the first healthy answer.
+        "startupProbe": _probe(program.health_path, 2, 900),
+        "livenessProbe": _probe(program.health_path, 10, 3),
+        "readinessProbe": _probe(program.ready_path, program.probe_seconds, 2),
         "resources": _resources(replica),
         "securityContext": restricted_container(),
         "terminationMessagePath": contract.TERMINATION_PATH,
         "volumeMounts": mounts,
     }
+    notice = program.notice()
+    return container if notice is None else {**container, "lifecycle": notice}
 
 
 def _fetch(replica: Replica, mounts: list[Manifest]) -> Manifest:
     model = replica.spec.model
     return {
         "name": contract.FETCH_CONTAINER,
-        "image": replica.image,
+        "image": replica.fetch_image or replica.image,
         "imagePullPolicy": "IfNotPresent",
         "command": [contract.PROGRAM],
-        "args": fetch_arguments(model),
+        "args": fetch_arguments(model, replica.spec.engine.runtime),
         "env": [POD_IP, *environment(), *credentials(model)],
         "ports": [{"name": "progress", "containerPort": contract.PORT, "protocol": "TCP"}],
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},

@@ -61,7 +61,8 @@ SERVE_FLAGS = (
     "--drain-seconds",
 )
 FETCH_FLAGS = (
-    "--check", "--model", "--revision", "--format", "--max-length", "--to", "--cache", "--progress-address",
+    "--check", "--model", "--revision", "--format", "--max-length", "--to", "--cache", "--runtime",
+    "--progress-address",
 )  # fmt: skip
 CHECK_REASONS = (
     "ModelFound",

@@ -129,6 +129,13 @@ NODES = (
         remedy="Pin an image of your own that is, or choose other accelerators.",
     ),
     _fault(
+        "NoRuntimeImage",
+        "ImageResolved",
+        *_FLEET,
+        meaning="The catalogue holds no image for the runtime that engine.runtime names.",
+        remedy="Pin an image, or have an administrator add one to serverImages with its runtime.",
+    ),
+    _fault(
         "NoCPUImage",
         "ImageResolved",
         *_FLEET,
@@ -348,6 +355,7 @@ SCALING = (
     _fine("NoWakeSource", "ScalingActive", meaning="minReplicas 0 acts as 1: nothing could wake the service."),
     _fine("Explicit", "Tuned", meaning="engine.kvCache.blockSize is set."),
     _fine("DefaultBlockSize", "Tuned", meaning="The default block size is used; nothing was measured."),
+    _fine("OtherRuntime", "Tuned", meaning="Another runtime serves and chooses its block size itself."),
     _fine("UpdateAvailable", "Tuned", meaning="A newer image is taken up at the next rollout (rollout.adopt)."),
 )
 SECTIONS = (

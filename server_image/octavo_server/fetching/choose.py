@@ -10,9 +10,11 @@ from octavo_server.termination import Refused
 
 _BESIDE = ("*.json", "*.jinja", "tokenizer.model")
 """Small files beside the weights: configuration, tokenizer, chat template."""
+_BESIDE_FOR_OTHERS = (*_BESIDE, "*.model", "*.txt", "*.tiktoken")
+"""Other runtimes read more forms of tokenizers."""
 
 
-def choose_files(name: str, sizes: Mapping[str, int], inside: str, format: str) -> list[str]:
+def choose_files(name: str, sizes: Mapping[str, int], inside: str, format: str, runtime: str = "Octavo") -> list[str]:
     """Files to fetch, sorted. `sizes` maps every path in the repository to bytes; `inside` narrows to a file or folder.
 
     Safetensors are preferred unless `format` says GGUF. Raises Refused when there is no model or more than one.
@@ -25,10 +27,14 @@ def choose_files(name: str, sizes: Mapping[str, int], inside: str, format: str) 
     files = [path for path in sizes if path.startswith(folder) and "/" not in path[len(folder) :]]
     if not files:
         raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {name}: the repository holds no {inside or 'files'}")
+    if runtime == "MLC":
+        # Compiled weights in many parts, listed by a file of their own: all of the folder belongs to the model.
+        return sorted(path for path in files if not path.rsplit("/", 1)[-1].startswith((".", "README")))
+    beside = _BESIDE if runtime == "Octavo" else _BESIDE_FOR_OTHERS
     weights = [path for path in files if path.endswith(".safetensors")]
     ggufs = sorted(path for path in files if path.endswith(".gguf"))
     if weights and format != "GGUF":
-        return sorted({*weights, *(path for path in files if _is_beside(path))})
+        return sorted({*weights, *(path for path in files if _is_beside(path, beside))})
     if format == "Safetensors" or not ggufs:
         found = ", ".join(sorted({path.rsplit(".", 1)[-1] for path in files if "." in path}))
         wanted = ".safetensors or .gguf" if format == "Auto" else f".{format.lower()}"
@@ -42,5 +48,5 @@ def choose_files(name: str, sizes: Mapping[str, int], inside: str, format: str) 
     return ggufs
 
 
-def _is_beside(path: str) -> bool:
-    return any(fnmatch(path.rsplit("/", 1)[-1], pattern) for pattern in _BESIDE)
+def _is_beside(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(path.rsplit("/", 1)[-1], pattern) for pattern in patterns)

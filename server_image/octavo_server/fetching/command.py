@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 from octavo_server.config import FetchConfig
@@ -13,6 +14,8 @@ from octavo_server.fetching.resolve import check_length, describe, local_path
 from octavo_server.fetching.sources import LocalSource, parse_location
 from octavo_server.termination import Refused, write_termination_message
 from octavo_server.weights import ModelSpec
+
+OWN_RUNTIME = "Octavo"
 
 
 def fetch(wanted: FetchConfig) -> ExitCode:
@@ -29,6 +32,9 @@ def fetch(wanted: FetchConfig) -> ExitCode:
         from octavo_server.fetching.bring import bring, find
 
         path = bring(find(place, wanted), wanted)
+    if wanted.runtime != OWN_RUNTIME:
+        print(json.dumps({**_foreign(wanted, _files_below(path)), "path": str(path)}), flush=True)
+        return ExitCode.ENDED
     spec, path = describe(path, wanted.format)
     check_length(wanted.max_length_tokens, spec.max_length)
     print(json.dumps({**finding(spec), "path": str(path)}), flush=True)
@@ -37,14 +43,39 @@ def fetch(wanted: FetchConfig) -> ExitCode:
 
 def _check(wanted: FetchConfig) -> ExitCode:
     try:
-        spec = _describe(wanted)
-        report = finding(spec)
-        check_length(wanted.max_length_tokens, spec.max_length)
+        if wanted.runtime != OWN_RUNTIME:
+            report = _foreign(wanted, _sizes(wanted))
+        else:
+            spec = _describe(wanted)
+            report = finding(spec)
+            check_length(wanted.max_length_tokens, spec.max_length)
     except Refused as refused:
         report = {**_EMPTY, "reason": str(refused.reason), "message": refused.message}
     print(json.dumps(report), flush=True)
     write_termination_message(report)
     return ExitCode.ENDED if report["ok"] else ExitCode.REFUSED
+
+
+def _sizes(wanted: FetchConfig) -> list[int]:
+    """Sizes of a model's files, wherever it lies. Raises Refused."""
+    place = parse_location(wanted.model)
+    if isinstance(place, LocalSource):
+        return _files_below(local_path(place, wanted.model))
+    from octavo_server.fetching.bring import find
+
+    return [file.size_bytes for file in find(place, wanted).files]
+
+
+def _files_below(path: Path) -> list[int]:
+    files = [path] if path.is_file() else [item for item in sorted(path.iterdir()) if item.is_file()]
+    return [file.stat().st_size for file in files]
+
+
+def _foreign(wanted: FetchConfig, sizes: list[int]) -> dict[str, Any]:
+    """What is found of a model that another program will serve: that it is there, and how large."""
+    words = f"{len(sizes)} files, {sum(sizes) / 2**20:.0f} MiB; whether it can be served is for {wanted.runtime} to say"
+    reason = str(CheckReason.MODEL_FOUND)
+    return {**_EMPTY, "ok": True, "reason": reason, "message": words, "sizeBytes": sum(sizes)}
 
 
 def _describe(wanted: FetchConfig) -> ModelSpec:

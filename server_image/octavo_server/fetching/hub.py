@@ -106,7 +106,7 @@ def find(place: HubSource, wanted: FetchConfig) -> HubModel:
     known = {file.rfilename: file for file in info.siblings or []}
     sizes = {name: file.size or 0 for name, file in known.items()}
     commit = info.sha or wanted.revision or "main"
-    chosen = choose_files(place.repository, sizes, place.inside, wanted.format)
+    chosen = choose_files(place.repository, sizes, place.inside, wanted.format, wanted.runtime)
     return HubModel(place, wanted, commit, tuple(_file(known[path], place, commit) for path in chosen))
 
 

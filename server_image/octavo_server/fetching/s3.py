@@ -80,7 +80,7 @@ def find(place: S3Source, wanted: FetchConfig) -> S3Model:
         }
         if not below:
             raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {wanted.model}: the bucket has nothing of this key")
-        chosen = choose_files(wanted.model, below, inside, wanted.format)
+        chosen = choose_files(wanted.model, below, inside, wanted.format, wanted.runtime)
         heads = {key: client.head_object(Bucket=place.bucket, Key=key, ChecksumMode="ENABLED") for key in chosen}
     files = tuple(_file(place, key, head) for key, head in heads.items())
     return S3Model(place, wanted, files, {key: head["ETag"] for key, head in heads.items()}, client)
