@@ -20,31 +20,74 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from octavo_kernels.triton_hopper_merge import sync_warps
+
 # Renamed between Triton's versions; where the new name exists, the old one may exist as well, and raise.
 load_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-sync_warps = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 wait_for_launch_before = tl.extra.cuda.gdc_wait
 let_next_launch_start = tl.extra.cuda.gdc_launch_dependents
 
 
-def describe_pool(kv: torch.Tensor, box: int) -> TensorDescriptor:
-    """The pool `[pages, 2, kv_heads, page_size, head_size]` as rows of one head's tokens, copied by boxes of rows."""
+def describe_pool(kv: torch.Tensor, box: int, head_size: int) -> TensorDescriptor:
+    """The pool `[pages, 2, kv_heads, page_size, head_size]` as rows of one head's tokens, copied by boxes of rows.
+
+    head_size: a box's width, a power of two; the copy engine fills what a row lacks with zeros.
+    """
     rows = kv.view(-1, kv.shape[-1])
-    return TensorDescriptor.from_tensor(rows, [box, kv.shape[-1]], gl.NVMMASharedLayout(128, 16, 2))
+    return TensorDescriptor.from_tensor(rows, [box, head_size], gl.NVMMASharedLayout(128, 16, 2))
 
 
 @gluon.jit
 def load_queries(
-    q_ptr, item_ptr, exists, row, lane, stride_q_token, stride_q_head, GROUP: gl.constexpr,
+    q_ptr, rows_ptr, item_ptr, exists, row, lane, stride_q_token, stride_q_head,
+    GROUP: gl.constexpr, HEAD_USED: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
-    """Rows of an item's queries; zeros where it has none."""
+    """Rows of an item's queries; zeros where it has none. LISTED: its rows of q stand in a list of rows."""
     first_row = gl.load(item_ptr + 1).to(gl.int64)
     tokens = gl.load(item_ptr + 2)
     kv_head = gl.load(item_ptr + 6)
     token = row // GROUP
-    q_row = (first_row + token) * stride_q_token + (kv_head * GROUP + row % GROUP) * stride_q_head
     used = (token < tokens) & exists
-    return gl.load(q_ptr + q_row[:, None] + lane[None, :], mask=used[:, None], other=0.0)
+    row_of_q = first_row + token
+    if LISTED:
+        row_of_q = gl.load(rows_ptr + row_of_q, mask=used, other=0).to(gl.int64)
+    q_row = row_of_q * stride_q_token + (kv_head * GROUP + row % GROUP) * stride_q_head
+    stored = used[:, None] & (lane < HEAD_USED)[None, :]
+    return gl.load(q_ptr + q_row[:, None] + lane[None, :], mask=stored, other=0.0)
+
+
+@gluon.jit
+def prefetch_pages(
+    kv_ptr, item_ptr, table_ptr, stride_table, kv_heads, pages, slots,
+    PAGE_SIZE: gl.constexpr, HEAD_USED: gl.constexpr, COUNT: gl.constexpr,
+):  # fmt: skip
+    """Asks for an item's first COUNT pages to be brought into the second-level cache.
+
+    This may run while what comes before still writes: nothing that is read here is used for more than the choice of
+    what to prefetch, an item of an earlier plan included, so page numbers and slots are kept inside the pool.
+    """
+    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    lane = gl.arange(0, 32, lanes)
+    tokens = gl.load(item_ptr + 2, cache_modifier=".cg")
+    slot = gl.minimum(gl.maximum(gl.load(item_ptr, cache_modifier=".cg"), 0), slots - 1).to(gl.int64)
+    begin = gl.load(item_ptr + 4, cache_modifier=".cg")
+    end = gl.load(item_ptr + 5, cache_modifier=".cg")
+    kv_head = gl.minimum(gl.maximum(gl.load(item_ptr + 6, cache_modifier=".cg"), 0), kv_heads - 1)
+    column = gl.maximum(begin, 0) // PAGE_SIZE + lane
+    wanted = (lane < COUNT) & (column * PAGE_SIZE < end) & (column < stride_table) & (tokens > 0)
+    page = gl.load(table_ptr + slot * stride_table + column, mask=wanted, other=0, cache_modifier=".cg")
+    page = gl.minimum(gl.maximum(page, 0), pages - 1).to(gl.int64)
+    key = kv_ptr + (page * 2 * kv_heads + kv_head) * (PAGE_SIZE * HEAD_USED)
+    size = lane * 0 + PAGE_SIZE * HEAD_USED * 2
+    for kind in gl.static_range(2):
+        gl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.b32 $0, 0; }",
+            "=r,l,r,r",
+            [(key + kind * kv_heads * (PAGE_SIZE * HEAD_USED)).to(gl.int64), wanted.to(gl.int32), size],
+            dtype=gl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @gluon.jit
