@@ -64,7 +64,7 @@ def _registry(settings: Settings, changed: Changed, streams: bool) -> kopf.Opera
         settings.watching.initial_streaming = streams
         settings.networking.request_timeout = 30
         settings.networking.error_backoffs = _Backoffs()
-        settings.queueing.idle_timeout = 1.0
+        settings.queueing.idle_timeout = 0.1
         settings.process.ultimate_exiting_timeout = None
 
     @kopf.on.login(registry=registry)
