@@ -117,21 +117,72 @@ def test_no_request_made_from_the_description_is_a_5xx(fuzzed: Fuzzed) -> None:
 
 leaves = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
-    | st.sampled_from(["", "a", "<|im_end|>", "\ud800", "\x00", "{}", "auto", "required", 2**63, 2**64, -(2**63), 1e308, "🦙" * 50])
+    | st.sampled_from(["", "a", "<|im_end|>", "\ud800", "\x00", "{}", "auto", "required", 2**63, 2**64, -(2**63), 1e308,
+                       "🦙" * 50])
 )  # fmt: skip
 values = st.recursive(
-    leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4), max_leaves=8
+    leaves,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
 )  # fmt: skip
 FIELDS = {
-    CHAT: ("messages", "tools", "tool_choice", "response_format", "structured_outputs", "guided_json", "stop", "n", "stream",
-           "logprobs", "top_logprobs", "chat_template_kwargs", "continue_final_message", "add_generation_prompt",
-           "reasoning_effort", "max_tokens", "logit_bias", "stream_options", "seed", "temperature", "cache_salt"),
-    TEXT: ("prompt", "echo", "best_of", "n", "max_tokens", "min_tokens", "suffix", "logprobs", "prompt_logprobs", "stop",
-           "guided_regex", "guided_choice", "guided_grammar", "stop_token_ids", "allowed_token_ids", "bad_words",
-           "truncate_prompt_tokens", "priority", "request_id", "stream", "top_p", "repetition_penalty"),
-    TOKENIZE: ("prompt", "messages", "tools", "add_special_tokens", "chat_template_kwargs", "model"),
-    DETOKENIZE: ("tokens", "model"),
-}  # fmt: skip
+    CHAT: [
+        "messages",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "stop",
+        "n",
+        "stream",
+        "logprobs",
+        "top_logprobs",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "add_generation_prompt",
+        "reasoning_effort",
+        "max_tokens",
+        "logit_bias",
+        "stream_options",
+        "seed",
+        "temperature",
+        "cache_salt",
+        "parallel_tool_calls",
+        "max_completion_tokens",
+        "user",
+    ],
+    TEXT: [
+        "prompt",
+        "echo",
+        "best_of",
+        "n",
+        "max_tokens",
+        "min_tokens",
+        "suffix",
+        "logprobs",
+        "prompt_logprobs",
+        "stop",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "stop_token_ids",
+        "allowed_token_ids",
+        "bad_words",
+        "truncate_prompt_tokens",
+        "priority",
+        "request_id",
+        "stream",
+        "top_p",
+        "repetition_penalty",
+        "min_p",
+        "top_k",
+        "ignore_eos",
+        "skip_special_tokens",
+    ],
+    TOKENIZE: ["prompt", "messages", "tools", "add_special_tokens", "chat_template_kwargs", "model"],
+    DETOKENIZE: ["tokens", "model"],
+}
 BASES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HELLO, "max_tokens": 4},
     TEXT: {"prompt": "a", "max_tokens": 4},
@@ -140,7 +191,8 @@ BASES: dict[str, dict[str, Any]] = {
 }
 bodies = st.sampled_from(sorted(BASES)).flatmap(
     lambda path: st.tuples(
-        st.just(path), st.dictionaries(st.sampled_from(FIELDS[path]), values, max_size=4).map(lambda some: {**BASES[path], **some})
+        st.just(path),
+        st.dictionaries(st.sampled_from(FIELDS[path]), values, max_size=4).map(lambda some: {**BASES[path], **some}),
     )
 )  # fmt: skip
 
@@ -169,7 +221,11 @@ messages = st.lists(
             "reasoning_content": st.text(max_size=8),
             "tool_calls": st.lists(
                 st.fixed_dictionaries(
-                    {"function": st.fixed_dictionaries({"name": st.text(max_size=6), "arguments": st.text(max_size=12)})}
+                    {
+                        "function": st.fixed_dictionaries(
+                            {"name": st.text(max_size=6), "arguments": st.text(max_size=12)}
+                        )
+                    }
                 ),
                 max_size=2,
             ),
@@ -190,7 +246,7 @@ def test_no_conversation_is_a_5xx(fuzzed: Fuzzed, talk: list[Any], goes_on: bool
 @FUZZ
 @given(
     st.sampled_from(["GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"]),
-    st.sampled_from([CHAT, TEXT, TOKENIZE, DETOKENIZE, "/v1/models", "/v1/models/x", "/health", "/metrics", "/version", "/x"])
+    st.sampled_from([*BASES, "/v1/models", "/v1/models/x", "/health", "/metrics", "/version", "/x"])
     | st.text(alphabet="abc/%?&=.0123\u00e9", max_size=12).map(lambda text: "/" + text.lstrip("/")),
     st.binary(max_size=200),
     st.dictionaries(st.sampled_from(["accept", "content-type", "authorization", "x-request-id", "origin", "range"]),
@@ -206,8 +262,9 @@ def test_no_bytes_on_any_route_by_any_method_are_a_5xx(
 @FUZZ
 @given(st.lists(st.binary(max_size=60) | st.sampled_from([
     b"POST /v1/completions HTTP/1.1\r\n", b"host: x\r\n", b"content-length: 5\r\n", b"content-length: -1\r\n", b"\r\n",
-    b"transfer-encoding: chunked\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", b"ffffffffffffffff\r\n", b"GET / HTTP/1.1\r\n\r\n",
-    b"expect: 100-continue\r\n", b"upgrade: websocket\r\n", b"connection: close\r\n", b'{"prompt": "a"}',
+    b"transfer-encoding: chunked\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n", b"ffffffffffffffff\r\n",
+    b"GET / HTTP/1.1\r\n\r\n", b"expect: 100-continue\r\n", b"upgrade: websocket\r\n",
+    b"connection: close\r\n", b'{"prompt": "a"}',
 ]), max_size=8))  # fmt: skip
 def test_no_bytes_on_a_connection_end_the_server(fuzzed: Fuzzed, parts: list[bytes]) -> None:
     port = int(fuzzed.url.rsplit(":", 1)[1])

@@ -17,7 +17,7 @@ from octavo_server.api.turns import Turns
 ROOT = Path(__file__).parents[2]
 TEXT = "/v1/completions"
 STREAMS, TOKENS = 400, 24
-"""The benchmark runs 5,000 of them (benchmarks/http.py)."""
+"""The benchmark runs 5,000 of them (benchmarks/http_overhead.py)."""
 
 
 async def load(url: str, *arguments: str) -> dict[str, Any]:
