@@ -44,6 +44,8 @@ class Settings:
     egress: tuple[Egress, ...] = ()
     image_prefixes: tuple[str, ...] = ()
     argument_prefixes: tuple[str, ...] = SAFE_ARGUMENTS
+    calibration: str = "Accelerators"
+    calibration_seconds: int = 300
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 4

@@ -8,7 +8,7 @@ import urllib.request
 
 import pytest
 
-from tests.cluster.conftest import MODEL
+from tests.cluster.conftest import MODEL, OPERATOR_NAMESPACE, ROOT
 from tests.server.hub_server import Hub
 
 pytestmark = pytest.mark.cluster
@@ -100,3 +100,54 @@ def test_a_service_moves_from_octavo_to_vllm_and_back_by_one_field(octavo, names
             ("moving", namespace),
         )
     octavo.kubectl("delete", "ois", "moving", "-n", namespace)
+
+
+def test_a_calibration_runs_on_a_cpu_node_and_changes_the_block_size_with_its_reason(
+    octavo, namespace, claim, service, settings
+):
+    settings("calibration.where=All", "calibration.seconds=5")
+    octavo.apply(claim("measured"), namespace=namespace)
+    spec = service("measured", f"pvc://measured/{MODEL}", rollout={"adopt": "Immediately"})
+    octavo.apply(spec, namespace=namespace)
+    about = ("measured", namespace)
+    octavo.wait_ready("measured", namespace)
+    octavo.wait(lambda: octavo.items("tuningprofiles", namespace), "a calibration begins", 60, about)
+    octavo.wait(
+        lambda: octavo.conditions(*about).get("Tuned", {}).get("reason") == "Measured", "it has a result", 180, about
+    )
+    [profile] = octavo.items("tuningprofiles", namespace)
+    size = profile["status"]["blockSize"]
+    told = octavo.conditions(*about)["Tuned"]["message"]
+    assert told.startswith(f"blockSize: {size} – measured 20")
+    assert "on CPU: decode " in told
+    assert len(profile["status"]["results"]) == 6
+    [shown] = octavo.get("ois", "measured", namespace)["status"]["nodeTypes"]
+    assert (shown["blockSize"], shown["blockSizeReason"]) == (size, told.removeprefix(f"blockSize: {size} – "))
+    octavo.wait_ready("measured", namespace)
+    assert answer(octavo, "measured", namespace)
+    selector = "serving.octavo.dev/service=measured,serving.octavo.dev/role=calibration"
+    octavo.wait(lambda: not octavo.items("jobs", namespace, selector), "its Job is gone", 60, about)
+    # Another service with the same model starts with the measured size, and nothing is measured again.
+    octavo.kubectl("delete", "ois", "measured", "-n", namespace)
+    octavo.apply({**spec, "metadata": {"name": "next"}}, namespace=namespace)
+    octavo.wait_ready("next", namespace)
+    [shown] = octavo.get("ois", "next", namespace)["status"]["nodeTypes"]
+    assert shown["blockSize"] == size
+    assert [item["metadata"]["name"] for item in octavo.items("tuningprofiles", namespace)] == [
+        profile["metadata"]["name"]
+    ]
+    octavo.kubectl("delete", "ois", "next", "-n", namespace)
+
+
+@pytest.fixture
+def settings(octavo):
+    """Changes values of the chart for one test."""
+    chart = str(ROOT / "charts" / "octavo")
+
+    def change(*values: str) -> None:
+        words = [part for value in values for part in ("--set", value)]
+        octavo.helm("upgrade", "octavo", chart, "-n", OPERATOR_NAMESPACE, "--reset-then-reuse-values", *words)
+        octavo.kubectl("rollout", "status", "deployment/octavo-operator", "-n", OPERATOR_NAMESPACE, "--timeout=90s")
+
+    yield change
+    change("calibration.where=Accelerators", "calibration.seconds=300")

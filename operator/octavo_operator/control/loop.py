@@ -50,6 +50,8 @@ def plan_settings(settings: Settings) -> PlanSettings:
         image_prefixes=settings.image_prefixes,
         argument_prefixes=settings.argument_prefixes,
         gateway_namespace=settings.gateway_namespace,
+        calibration=settings.calibration,
+        calibration_seconds=settings.calibration_seconds,
         egress=settings.egress,
     )
 
