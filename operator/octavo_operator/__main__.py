@@ -90,6 +90,14 @@ def _parser() -> argparse.ArgumentParser:
         _add(command, "--nodes-access", what="whether Nodes may be read", **switch)
         _add(command, "--monitoring-namespace", metavar="NAME", what="namespace that may reach the pods' metrics")
         _add(command, "--gateway-namespace", metavar="NAME", what="namespace that may send requests to models")
+        _add(
+            command,
+            "--calibration",
+            choices=("Off", "Accelerators", "All"),
+            default="Accelerators",
+            what="where block sizes are measured; All: on CPUs, too",
+        )
+        _add(command, "--calibration-seconds", type=int, default=300, what="time that a calibration may measure")
         _add(command, "--egress", default="", metavar="CIDR=PORT,…", what="where pods that fetch a model may connect")
         _add(command, "--image-prefixes", default="", metavar="A,B", what="what pinned images may begin with; * = all")
         _add(
@@ -119,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 LIMITS = (
     ("port", 1, 65535),
     ("workers", 1, 64),
+    ("calibration_seconds", 1, 86400),
     ("resync_seconds", 1, 86400),
     ("lease_seconds", 1, 600),
     ("lease_renew_seconds", 0.5, 600),
@@ -154,7 +163,8 @@ def _settings(flags: argparse.Namespace, images: tuple[CatalogueImage, ...] | No
         value = given.get(name)
         if value is not None and not lowest <= value <= highest:
             raise SettingsError(f"--{name.replace('_', '-')} {value}: must lie between {lowest} and {highest}")
-    names = ("host", "port", "workers", "resync_seconds", "monitoring_namespace", "gateway_namespace")
+    names = [name for name, _, _ in LIMITS if not name.startswith("lease_")]
+    names += ["host", "monitoring_namespace", "gateway_namespace", "calibration"]
     return Settings(
         lease=_lease(flags),
         images=read_catalogue(flags.catalogue) if images is None else images,

@@ -47,6 +47,8 @@ class Settings:
     priority_classes: tuple[str, ...] = ()
     tolerations: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
+    calibration: str = "Accelerators"
+    calibration_seconds: int = 300
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 4

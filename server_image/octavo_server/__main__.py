@@ -1,4 +1,4 @@
-"""The command line: `octavo-server serve | fetch | check`."""
+"""The command line: `octavo-server serve | fetch | calibrate | check`."""
 
 from __future__ import annotations
 
@@ -52,6 +52,12 @@ def build_parser() -> Parser:
     fetch.add_argument("--config", metavar="FILE", default="", help="YAML file with settings")
     fetch.add_argument("--check", action="store_true", help="load nothing; print one JSON object with the finding")
     add_options(fetch, options.FETCH)
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="measure which block size suits this device",
+        description="Time attention for each block size, within a budget, and print the best as one JSON object.",
+    )
+    add_options(calibrate, options.CALIBRATE)
     check = commands.add_parser(
         "check",
         help="show device, driver and kernels",
@@ -77,8 +83,12 @@ def _run(arguments: list[str]) -> ExitCode:
         from octavo_server.fetching.command import fetch
 
         return fetch(wanted)
+    if parsed.command == "calibrate":
+        from octavo_server.calibration.command import calibrate
+
+        return calibrate(options.calibrate_config(resolve(options.CALIBRATE, vars(parsed))))
     if parsed.command != "check":
-        parser.error("a command is missing: serve, fetch or check")
+        parser.error("a command is missing: serve, fetch, calibrate or check")
     from octavo_server.check import check
 
     return check(as_json=parsed.json)

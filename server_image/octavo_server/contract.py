@@ -11,6 +11,8 @@ API_KEY_VARIABLE = "OCTAVO_API_KEY"
 HUB_TOKEN_VARIABLE = "HF_TOKEN"
 TERMINATION_LOG_VARIABLE = "OCTAVO_TERMINATION_LOG"
 TERMINATION_LOG_LIMIT_BYTES = 4096
+CALIBRATION_LIMIT_BYTES = 3500
+"""Of a calibration's result, so that it goes through a termination message and into a TuningProfile."""
 
 HEALTH_PATH = "/health"
 READY_PATH = "/ready"

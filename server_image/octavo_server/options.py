@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from octavo_server.calibration.command import CalibrateConfig
 from octavo_server.config import (
     ApiConfig,
     CacheConfig,
@@ -143,6 +144,18 @@ FETCH = (
     Option("progress-address", "answer GET /progress here during the fetch", _MODEL, metavar="HOST:PORT"),
 )
 
+CALIBRATE = (
+    Option("shape", "the model's attention: layers,queryHeads,kvHeads,headSize", _MODEL, required=True,
+           metavar="L,Q,K,H"),
+    Option("device", "where to measure", _ENGINE, "choice", "Auto", DEVICES),
+    Option("dtype", "number format of activations", _ENGINE, "choice", "Auto", DTYPES),
+    Option("kv-dtype", "number format of the KV cache", _ENGINE, "choice", "Auto", KV_DTYPES),
+    Option("cpu-threads", "threads on a CPU; 0 = one per core", _ENGINE, "integer", 0, minimum=0, maximum=4096,
+           metavar="THREADS"),
+    Option("budget-seconds", "after which no further measurement begins", _ENGINE, "number", 300.0, minimum=1,
+           maximum=86_400, metavar="SECONDS"),
+)  # fmt: skip
+
 
 def serve_config(values: dict[str, Any]) -> ServeConfig:
     """The settings of `serve` from resolved options; the model's path is still the location as given."""
@@ -218,6 +231,11 @@ def fetch_config(values: dict[str, Any], *, check: bool = False) -> FetchConfig:
         check=check,
         max_length_tokens=values["max_length"],
     )
+
+
+def calibrate_config(values: dict[str, Any]) -> CalibrateConfig:
+    """The settings of `calibrate` from resolved options."""
+    return CalibrateConfig(**{name: values[name] for name in CalibrateConfig.__dataclass_fields__})
 
 
 def documentation_row(option: Option) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -146,6 +148,19 @@ def octavo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Octavo]:
     nodes = yaml.safe_load((ROOT / "localcluster" / "nodes" / "cpu.yaml").read_text())
     volume = {"name": "broken", "path": str(broken), "storageClassName": "broken-models", "count": 4}
     nodes["persistentVolumes"].append({**volume, "node": nodes["nodes"][0]["name"]})
+    # A volume that fetched files are kept on, and a program that behaves like vLLM's in the place of its image.
+    store = tmp_path_factory.mktemp("fetched-models")
+    kept = {"name": "store", "path": str(store), "storageClassName": "fetched-models", "count": 2}
+    nodes["persistentVolumes"].append({**kept, "node": nodes["nodes"][0]["name"]})
+    vllm = tmp_path_factory.mktemp("vllm-image") / "vllm"
+    program = ROOT / "tests" / "runtimes" / "stand_in.py"
+    vllm.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(program))} VLLM "$@"\n')
+    vllm.chmod(0o755)
+    nodes["images"] = {**nodes.get("images", {}), "vllm-openai:*": str(vllm)}
+    images = yaml.safe_load((ROOT / "charts" / "octavo" / "values.yaml").read_text())["serverImages"]
+    images.append({"name": "vllm", "image": "vllm/vllm-openai:v0.34.0", "runtime": "VLLM"})
+    values_file = broken / "values.yaml"
+    values_file.write_text(yaml.safe_dump({"serverImages": images}))
     nodes_file = broken / "nodes.yaml"
     nodes_file.write_text(yaml.safe_dump(nodes))
     options = ClusterOptions(folder=tmp_path_factory.mktemp("octavo"), nodes_file=nodes_file, audit=True)
@@ -154,7 +169,7 @@ def octavo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Octavo]:
         system.apply(restricted_namespace(OPERATOR_NAMESPACE), namespace="default")
         chart = str(ROOT / "charts" / "octavo")
         system.helm(
-            "upgrade", "--install", "octavo", chart, "-n", OPERATOR_NAMESPACE,
+            "upgrade", "--install", "octavo", chart, "-n", OPERATOR_NAMESPACE, "-f", str(values_file),
             "--set", "policy.priorityClasses={no-such-class}",
         )  # fmt: skip
         system.kubectl("rollout", "status", "deployment/octavo-operator", "-n", OPERATOR_NAMESPACE, "--timeout=90s")

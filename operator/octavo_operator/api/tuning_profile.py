@@ -37,10 +37,10 @@ class TuningProfileSpec(Model):
 
     product: Annotated[str, Field(min_length=1, max_length=63)]
     """Product of the accelerator as the node label spells it."""
-    compute_capability: Capability
-    """Compute capability, such as 9.0."""
-    driver_cuda: CudaVersion
-    """Highest CUDA version that the driver supports."""
+    compute_capability: Capability | None = None
+    """Compute capability, such as 9.0; absent for a CPU."""
+    driver_cuda: CudaVersion | None = None
+    """Highest CUDA version that the driver supports; absent for a CPU."""
     shape: ModelShape
     """What the kernels see of the model."""
     kernels_version: Annotated[str, Field(min_length=1, max_length=64)]
@@ -80,6 +80,8 @@ class TuningProfileStatus(Model):
 
     block_size: BlockSize | None = None
     """Chosen block size in tokens; absent until a calibration succeeded."""
+    summary: ShortText = ""
+    """Why this block size: speeds and prefix hits beside another one."""
     launch_table: Annotated[str, Field(max_length=4096)] = ""
     """Chosen launch configurations."""
     results: Annotated[tuple[BlockSizeResult, ...], Field(max_length=16, json_schema_extra=keyed_by("blockSize"))] = ()

@@ -26,6 +26,8 @@ def _rights(group: str, resource: str, verbs: tuple[str, ...]) -> tuple[Permissi
 WATCHED = (
     *_rights("serving.octavo.dev", "inferenceservices", (*_READ, "patch")),
     *_rights("serving.octavo.dev", "inferenceservices/status", ("patch",)),
+    *_rights("serving.octavo.dev", "tuningprofiles", (*_READ, "create", "patch")),
+    *_rights("serving.octavo.dev", "tuningprofiles/status", ("patch",)),
     *(right for item in OWNED for right in _rights(item.group, item.plural, _OWN)),
     *_rights("", "pods", _READ),
     *_rights("", "persistentvolumeclaims", _READ),

@@ -31,6 +31,7 @@ class Resource:
 
 
 SERVICES = Resource("serving.octavo.dev", "v1alpha1", "inferenceservices", "InferenceService")
+PROFILES = Resource("serving.octavo.dev", "v1alpha1", "tuningprofiles", "TuningProfile")
 NODES = Resource("", "v1", "nodes", "Node", namespaced=False)
 PODS = Resource("", "v1", "pods", "Pod")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
@@ -46,9 +47,9 @@ OWNED = (
     Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),
     Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
 )
-BY_KIND = {item.kind: item for item in (*OWNED, SERVICES, NODES, PODS, CLAIMS, EVENTS, LEASES)}
+BY_KIND = {item.kind: item for item in (*OWNED, SERVICES, PROFILES, NODES, PODS, CLAIMS, EVENTS, LEASES)}
 
 
 def watched(nodes_access: bool) -> tuple[Resource, ...]:
     """Kinds whose objects the indexes hold."""
-    return (SERVICES, *OWNED, PODS, CLAIMS, *((NODES,) if nodes_access else ()))
+    return (SERVICES, PROFILES, *OWNED, PODS, CLAIMS, *((NODES,) if nodes_access else ()))

@@ -173,7 +173,7 @@ class Indexes:
         if resource in OWNED:
             # Somebody else's object under a name that a service needs: it came, or is out of the way now.
             return {_key(item)} & self._items[SERVICES.kind].keys()
-        if resource.kind == "PersistentVolumeClaim":
+        if resource.kind in ("PersistentVolumeClaim", "TuningProfile"):
             return {key for key in self._items[SERVICES.kind] if key[0] == item["metadata"].get("namespace")}
         return set()
 

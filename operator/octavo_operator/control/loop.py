@@ -54,6 +54,8 @@ def plan_settings(settings: Settings) -> PlanSettings:
         tolerations=settings.tolerations,
         resources=settings.resources,
         gateway_namespace=settings.gateway_namespace,
+        calibration=settings.calibration,
+        calibration_seconds=settings.calibration_seconds,
         egress=settings.egress,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo_operator import metrics
 from octavo_operator.cluster.client import ApiError, Client
-from octavo_operator.cluster.resources import BY_KIND, CLAIMS, SERVICES, Resource
+from octavo_operator.cluster.resources import BY_KIND, CLAIMS, PROFILES, SERVICES, Resource
 from octavo_operator.plan import Event, Facts, Plan, PlanSettings, difference, plan
 from octavo_operator.plan.server_contract import FIELD_MANAGER, MANAGED_BY_LABEL, MANIFEST_HASH, SERVICE_LABEL
 from octavo_operator.status.conditions import Verdict, conditions
@@ -57,6 +57,7 @@ class Reconciler:
             self._indexes.owned(key, service["metadata"]["uid"]),
             self._indexes.pods(key),
             claims=self._indexes.all(CLAIMS.kind, key[0]),
+            profiles=self._indexes.all(PROFILES.kind, key[0]),
             known_views=self._indexes.views(),
             known_classes=self._indexes.classes(),
             known_usage=self._indexes.usage(),
@@ -78,6 +79,8 @@ class Reconciler:
                 raise
             await self._refused(facts, wanted, error)
             return None
+        for profile in wanted.profiles:
+            await self._write_profile(profile)
         if wanted.prune:
             await self._prune(facts, wanted)
         await self._status(facts, wanted.status, wanted.events)
@@ -109,6 +112,14 @@ class Reconciler:
                 CONTESTED_SECONDS,
             )
             self._contested[_mark(manifest)] = (_hash(manifest), time.monotonic() + CONTESTED_SECONDS)
+
+    async def _write_profile(self, profile: Object) -> None:
+        """Spec first, then status: an API server takes them apart."""
+        log.info("TuningProfile %s: written", _name(profile))
+        live = await self._client.apply(PROFILES, {key: part for key, part in profile.items() if key != "status"})
+        if profile["status"]:
+            live = await self._client.apply_status(PROFILES, live, profile["status"])
+        self._keep(live)
 
     def _refuse_taken(self, facts: Facts, manifest: Object) -> None:
         """Raise when the name belongs to an object that is not this service's: applying would take it over, and the

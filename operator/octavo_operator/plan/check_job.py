@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from octavo_operator.api.inference_service import InferenceServiceSpec
@@ -35,6 +36,8 @@ class CheckResult:
     """When to try again after a refusal; 0 = now; None while an attempt is running."""
     size_bytes: int = 0
     """Size of the model's files; 0 = not told."""
+    shape: Mapping[str, int] = field(default_factory=dict)
+    """layers, queryHeads, kvHeads, headSize; empty = not told."""
 
 
 def check_mark(spec: InferenceServiceSpec) -> str:
@@ -153,7 +156,15 @@ def _pod_result(pod: Manifest) -> CheckResult | None:
                 fine = told.get("ok") is True and ended.get("exitCode") == 0
                 size = told.get("sizeBytes")
                 message = str(told.get("message", ""))
-                return CheckResult(fine, told["reason"], message, size_bytes=size if isinstance(size, int) else 0)
+                shape = told.get("shape") or {}
+                known = isinstance(shape, dict) and all(isinstance(part, int) for part in shape.values())
+                return CheckResult(
+                    fine,
+                    told["reason"],
+                    message,
+                    size_bytes=size if isinstance(size, int) else 0,
+                    shape=shape if known else {},
+                )
             if ended.get("exitCode") == 0:
                 return CheckResult(True, "ModelFound", "the model was checked")
             what = f"exit code {ended.get('exitCode')} ({ended.get('reason', 'Error')})"

@@ -29,6 +29,8 @@ class CatalogueImage:
     """Compute capabilities with machine code (SASS), such as 9.0."""
     ptx: tuple[str, ...] = ()
     """Compute capabilities with code that a driver can compile for later ones."""
+    triton: str = ""
+    """Version of Triton inside; empty where there is none, or it is not told."""
     runtime: str = "Octavo"
     """The program inside, by its name in engine.runtime."""
 
@@ -57,6 +59,7 @@ class CatalogueImage:
             str(cuda) if cuda else None,
             tuple(map(str, architectures)),
             tuple(map(str, ptx)),
+            str(entry.get("triton") or ""),
             runtime,
         )
 
@@ -105,6 +108,10 @@ class PlanSettings:
     """Resources that a service may ask for beside CPU, memory, storage and its accelerators."""
     gateway_namespace: str | None = None
     """Namespace whose pods may send requests to models."""
+    calibration: str = "Off"
+    """Where block sizes are measured: Off, Accelerators, or All (also on CPUs)."""
+    calibration_seconds: int = 300
+    """Time that a calibration may measure."""
     egress: tuple[Egress, ...] = ()
     """Where pods that fetch a model may connect to, beside TCP 443 anywhere."""
 
@@ -121,6 +128,8 @@ class Facts:
     """Pods of the service, of every role."""
     nodes: Sequence[Manifest] = ()
     claims: Sequence[Manifest] = ()
+    profiles: Sequence[Manifest] = ()
+    """TuningProfiles of the namespace."""
     known_views: Sequence[NodeView] | None = None
     """The nodes, read, in the order of their names; read from `nodes` when absent."""
     known_classes: Sequence[NodeClass] | None = None
@@ -188,3 +197,5 @@ class Plan:
     requeue_seconds: float | None = None
     seed_replicas: int | None = None
     """Count to write once into spec.replicas, which is absent in a mode that reads it."""
+    profiles: tuple[Manifest, ...] = ()
+    """TuningProfiles to write, complete with status; only those that differ from what is there."""

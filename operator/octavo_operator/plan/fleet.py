@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from octavo_operator.api.engine_section import Runtime
@@ -34,6 +34,7 @@ from .resolution import Resolution
 from .rollout import Scene, gives_way_at, hand_over, is_server, label_of, surges, waits_since
 from .spread import spread
 from .stranded import movable, stranded
+from .tuning import Measured
 
 LOOK_AGAIN_SECONDS = 30.0
 """Between two looks for room for replicas that the scheduler can't place."""
@@ -51,6 +52,10 @@ class Fleet:
     waits_until: datetime | None = None
     """When a rollout that waits for an accelerator gives way; None while none waits."""
     leaves_gap: bool = False
+    newer_sizes: tuple[str, ...] = ()
+    """Block sizes that a new rollout would take, with their reason."""
+    spare: Mapping[str, int] = field(default_factory=dict)
+    """Replicas that could start now, by type in use."""
 
 
 @dataclass
@@ -122,9 +127,18 @@ def _shown(node_type: NodeType, template: Template, count: int, reason: str) -> 
 
 
 def plan_fleet(
-    facts: Facts, spec: InferenceServiceSpec, resolution: Resolution, total: int, *, may_start: bool
+    facts: Facts,
+    spec: InferenceServiceSpec,
+    resolution: Resolution,
+    total: int,
+    *,
+    may_start: bool,
+    known_sizes: Mapping[str, Measured] | None = None,
 ) -> Fleet:
-    """Spread `total` replicas over the resolved types; without `may_start` what runs is held as it is."""
+    """Spread `total` replicas over the resolved types; without `may_start` what runs is held as it is.
+
+    `known_sizes`: measured block sizes by label of the type.
+    """
     service = facts.service["metadata"]["name"]
     live = {type_label(item): item for item in facts.owned_of("Deployment").values()}
     running = {label: int(item["spec"].get("replicas", 0)) for label, item in live.items()}
@@ -133,16 +147,23 @@ def plan_fleet(
         for item in live.values():
             draft.keep(item, running[type_label(item)], current=False)
         return _finished(draft, revisions(facts, ()))
-    size, why = choose_block_size(spec.engine.kv_cache.block_size, spec.engine.runtime)
+    known = known_sizes or {}
     other = is_fetched(spec.model) and spec.engine.runtime != Runtime.OCTAVO
     fetcher = fetch_image(facts.settings.images) or "" if other else ""
     types = {item.label: item for item in resolution.types}
     templates: dict[str, Template] = {}
+    why: dict[str, str] = {}
+    newer_sizes: dict[str, str] = {}
     for label, node_type in types.items():
         image = node_type.choice.image
         assert image is not None, "a resolved type has an image"
+        size, reason = choose_block_size(spec.engine.kv_cache.block_size, spec.engine.runtime, known.get(label))
         fresh = Replica(service, spec, node_type, image.image, size, fetcher)
         templates[label] = choose_template(facts, spec, node_type, fresh)
+        why[label] = reason
+        if int(templates[label].inputs.get("blockSize", 0)) != size:
+            newer_sizes[label] = f"blockSize {size} – {reason}"
+            why[label] = f"as it was chosen first; {size} at the next rollout: {reason}"[:256]
     spare = {
         label: room(
             [facts.views_by_name[name] for name in node_type.nodes], facts.usage, templates[label].pod.get("spec", {})
@@ -165,14 +186,19 @@ def plan_fleet(
         if label in types:
             count = shares.get(label, 0)
             if count or (label in live and (running[label] or label in with_pods)):
-                draft.add(templates[label], count, spare[label], _shown(types[label], templates[label], count, why))
+                draft.add(
+                    templates[label], count, spare[label], _shown(types[label], templates[label], count, why[label])
+                )
         elif label in resolution.held:
             draft.keep(live[label], shares.get(label, 0), current=True)
         elif staying.get(label) or running[label] or label in with_pods:
             draft.keep(live[label], staying.get(label, 0), current=False)
     stored = revisions(facts, templates.values())
     newer = tuple(dict.fromkeys(item.newer for item in resolution.types if item.newer and shares.get(item.label)))
-    return _finished(draft, stored, newer, due)
+    made = _finished(draft, stored, newer, due)
+    sizes = tuple(dict.fromkeys(text for label, text in newer_sizes.items() if shares.get(label)))
+    in_use = {label: room for label, room in spare.items() if shares.get(label)}
+    return replace(made, newer_sizes=sizes, spare=in_use)
 
 
 def _hand_over(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from octavo_operator.api.inference_service import InferenceServiceSpec
 from octavo_operator.api.model_section import claim_path
@@ -26,6 +27,8 @@ class ModelState:
     proven: bool
     jobs: tuple[Manifest, ...] = ()
     requeue_seconds: float | None = None
+    shape: Mapping[str, int] = field(default_factory=dict)
+    """What the kernels see of the model; empty = not told."""
 
 
 def _verdict(facts: Facts, spec: InferenceServiceSpec, result: CheckResult) -> Verdict:
@@ -88,4 +91,4 @@ def check_model(facts: Facts, spec: InferenceServiceSpec, image: str | None) -> 
         verdict = trouble or fetching(facts, spec) or verdict
     if verdict.state is True:
         verdict = claim_warning(facts, spec) or verdict
-    return ModelState(verdict, proven, (job,), result.retry_seconds or None)
+    return ModelState(verdict, proven, (job,), result.retry_seconds or None, result.shape)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
+from octavo_operator.api.base import Switch
 from octavo_operator.api.engine_section import Runtime
 from octavo_operator.api.inference_service import InferenceService, InferenceServiceSpec
 from octavo_operator.api.operation_section import RolloutStrategy, ScalingMode
 from octavo_operator.api.placement_section import ImagePolicy
 from octavo_operator.status.conditions import Verdict, conditions, timestamp, transitions
-from octavo_operator.status.pods import refused_pods
+from octavo_operator.status.pods import is_ready, refused_pods
 from octavo_operator.status.projection import View, project
 
 from . import objects
@@ -27,6 +29,10 @@ from .policy import refusals
 from .resolution import Resolution, resolve, resolve_blindly
 from .rollout import label_of
 from .support import unsupported_fields
+from .tuning import Measured, Tuning, measured, plan_tuning
+
+LARGE_BLOCK_TOKENS = 64
+"""Larger blocks often hold more than what prompts share."""
 
 
 @dataclass(frozen=True)
@@ -144,15 +150,37 @@ def _node_verdicts(facts: Facts, resolution: Resolution) -> list[Verdict]:
     ]
 
 
-def _tuned(spec: InferenceServiceSpec, resolution: Resolution, fleet: Fleet) -> Verdict:
-    if fleet.newer:
-        message = f"taken up at the next rollout (rollout.adopt): image {', '.join(fleet.newer)}"
+def _tuned(
+    spec: InferenceServiceSpec,
+    resolution: Resolution,
+    fleet: Fleet,
+    known: Mapping[str, Measured],
+    tuning: Tuning,
+) -> Verdict:
+    cache = spec.engine.kv_cache
+    newer = [*(f"image {image}" for image in fleet.newer), *fleet.newer_sizes]
+    if newer:
+        message = f"taken up at the next rollout (rollout.adopt): {', '.join(newer)}"
         return Verdict("Tuned", True, "UpdateAvailable", message)
-    if spec.engine.runtime != Runtime.OCTAVO and not spec.engine.kv_cache.block_size:
+    if spec.engine.runtime != Runtime.OCTAVO and not cache.block_size:
         message = f"the runtime {spec.engine.runtime.value} chooses its block size itself"
         return Verdict("Tuned", True, "OtherRuntime", message)
-    if spec.engine.kv_cache.block_size:
+    if cache.block_size > LARGE_BLOCK_TOKENS and cache.prefix_caching == Switch.ENABLED:
+        message = (
+            f"engine.kvCache.blockSize is {cache.block_size}: prompts that share a prefix of fewer than "
+            f"{cache.block_size} tokens get nothing from the prefix cache, and of longer ones whole blocks alone; use "
+            f"{LARGE_BLOCK_TOKENS} or less where short prefixes are shared"
+        )
+        return Verdict("Tuned", True, "BlocksLargerThanPrefixes", message)
+    if cache.block_size:
         return Verdict("Tuned", True, "Explicit", "engine.kvCache.blockSize is set")
+    in_use = {label: item for label, item in known.items() if label in fleet.spare}
+    if in_use and not tuning.waiting and all(item.exact for item in in_use.values()):
+        words = "; ".join(f"blockSize: {item.block_size_tokens} – {item.reason}" for item in in_use.values())
+        return Verdict("Tuned", True, "Measured", words)
+    if tuning.waiting:
+        sizes = ", ".join(f"{item.block_size_tokens}, {item.reason}" for item in in_use.values()) or "16, the default"
+        return Verdict("Tuned", False, "Calibrating", f"block size {sizes}, meanwhile; {tuning.waiting}")
     only_cpu = bool(resolution.types) and all(item.key.is_cpu for item in resolution.types)
     if only_cpu:
         return Verdict("Tuned", True, "DefaultBlockSize", "a CPU runs well with the default block size of 16")
@@ -194,16 +222,22 @@ def plan(facts: Facts) -> Plan:
     model = check_model(facts, spec, _check_image(facts, resolution, pinned) if may_check else None)
     manifests += model.jobs
     verdicts.append(model.verdict)
-    fleet = plan_fleet(facts, spec, resolution, scaling.desired, may_start=runnable and model.proven)
-    waits = [seconds for seconds in (model.requeue_seconds, fleet.requeue_seconds) if seconds is not None]
-    requeue = min(waits, default=None)
-    verdicts += [_tuned(spec, resolution, fleet), scaling.verdict]
+    known = measured(facts, spec, resolution.types, model.shape)
+    may_start = runnable and model.proven
+    fleet = plan_fleet(facts, spec, resolution, scaling.desired, may_start=may_start, known_sizes=known)
     servers = [
         pod
         for pod in facts.pods
         if label_of(pod, contract.ROLE_LABEL) == contract.ROLE_SERVER
         and pod.get("status", {}).get("phase") not in ("Failed", "Succeeded")
     ]
+    # Replicas come first: nothing is measured before one of them serves.
+    serving = any(map(is_ready, servers))
+    tuning = plan_tuning(facts, spec, resolution.types, model.shape, fleet.spare if serving else {})
+    manifests += tuning.jobs
+    delays = (model.requeue_seconds, fleet.requeue_seconds, tuning.requeue_seconds)
+    requeue = min((seconds for seconds in delays if seconds is not None), default=None)
+    verdicts += [_tuned(spec, resolution, fleet, known, tuning), scaling.verdict]
     status = project(
         View(
             service,
@@ -227,7 +261,7 @@ def plan(facts: Facts) -> Plan:
     everything = tuple(
         stamped(item) if item["kind"] != "Job" or not _marked(item) else item for item in (*manifests, *fleet.manifests)
     )
-    return Plan(everything, status, news, facts.sees_nodes, requeue, scaling.seed)
+    return Plan(everything, status, news, facts.sees_nodes, requeue, scaling.seed, tuning.profiles)
 
 
 def _marked(item: Manifest) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 PREFIX = "serving.octavo.dev/"
 SERVICE_LABEL = PREFIX + "service"
 ROLE_LABEL = PREFIX + "role"
@@ -18,10 +20,17 @@ FIELD_MANAGER = "octavo-operator"
 
 ROLE_SERVER = "server"
 ROLE_CHECK = "check"
+ROLE_CALIBRATION = "calibration"
+CALIBRATING = PREFIX + "calibrating"
+"""On a TuningProfile without a result: the service that has it measured."""
+CALIBRATING_SINCE = PREFIX + "calibrating-since"
+KERNELS_VERSION = version("octavo-operator")
+"""Kernels and operator are released together, under one version."""
 
 PROGRAM = "octavo-server"
 SERVER_CONTAINER = "server"
 CHECK_CONTAINER = "check"
+CALIBRATION_CONTAINER = "calibrate"
 FETCH_CONTAINER = "fetch"
 PORT_NAME = "http"
 PORT = 8000
@@ -64,6 +73,7 @@ FETCH_FLAGS = (
     "--check", "--model", "--revision", "--format", "--max-length", "--to", "--cache", "--runtime",
     "--progress-address",
 )  # fmt: skip
+CALIBRATE_FLAGS = ("--shape", "--device", "--dtype", "--kv-dtype", "--budget-seconds")
 CHECK_REASONS = (
     "ModelFound",
     "ModelNotFound",

@@ -21,7 +21,7 @@ ORDER = (
     "ScalingActive",
 )
 _MAX_MESSAGE = 2048
-_DEGRADED = ("KernelFallback", "ClaimOnOneNode")
+_DEGRADED = ("KernelFallback", "ClaimOnOneNode", "BlocksLargerThanPrefixes")
 """Reasons of conditions that are true and still worth a warning: nothing degrades in silence."""
 
 
@@ -77,7 +77,8 @@ def transitions(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]
         changed = old is None or (old.get("status"), old.get("reason")) != (condition["status"], condition["reason"])
         good = condition["status"] == "True" and condition["reason"] not in _DEGRADED
         # A first look at a service that just starts is no news; neither is tuning.
-        if not changed or condition["type"] in ("Tuned", "ScalingActive") or condition["status"] == "Unknown":
+        quiet = condition["type"] in ("Tuned", "ScalingActive") and condition["reason"] not in _DEGRADED
+        if not changed or quiet or condition["status"] == "Unknown":
             continue
         if old is None and (good or condition["type"] in ("Available", "Ready", "Progressing")):
             continue

@@ -355,6 +355,14 @@ SCALING = (
     _fine("NoWakeSource", "ScalingActive", meaning="minReplicas 0 acts as 1: nothing could wake the service."),
     _fine("Explicit", "Tuned", meaning="engine.kvCache.blockSize is set."),
     _fine("DefaultBlockSize", "Tuned", meaning="The default block size is used; nothing was measured."),
+    _fine("Measured", "Tuned", meaning="The block size was measured on this type of node; the message says how."),
+    _fine("Calibrating", "Tuned", meaning="The block size is being measured, or waits for a free accelerator."),
+    _fault(
+        "BlocksLargerThanPrefixes",
+        "Tuned",
+        meaning="engine.kvCache.blockSize is so large that short shared prefixes give no hits of the prefix cache.",
+        remedy="Use a smaller blockSize, or 0 to have it chosen; nothing, where prompts share long prefixes.",
+    ),
     _fine("OtherRuntime", "Tuned", meaning="Another runtime serves and chooses its block size itself."),
     _fine("UpdateAvailable", "Tuned", meaning="A newer image is taken up at the next rollout (rollout.adopt)."),
 )

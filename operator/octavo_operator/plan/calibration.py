@@ -1,0 +1,134 @@
+"""The calibration Job: on a node of the type, in the image that serves there, beside the serving replicas."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from octavo_operator.api.engine_section import BLOCK_SIZES_TOKENS
+from octavo_operator.api.inference_service import InferenceServiceSpec
+
+from . import server_contract as contract
+from .affinity import affinity, vendor_tolerations
+from .facts import Facts, Manifest
+from .node_types import NodeType
+from .objects import owned
+from .pod_template import environment, restricted_container, restricted_pod, scratch
+from .stranded import unschedulable_since
+
+WAIT_FOR_NODE_SECONDS = 120.0
+"""A calibration that finds no node by then gives way: replicas come first."""
+
+
+@dataclass(frozen=True)
+class CalibrationResult:
+    """How a calibration ended."""
+
+    found: dict[str, Any] | None
+    """Its result; None when it failed."""
+    reason: str = ""
+    message: str = ""
+
+
+def job_name(service: str, profile: str) -> str:
+    """Name of the Job that measures a profile for a service."""
+    return f"{service}-{profile}"
+
+
+def calibration_job(
+    facts: Facts, spec: InferenceServiceSpec, node_type: NodeType, profile: str, key: Manifest
+) -> Manifest:
+    """The Job; one that exists is taken as it is, since its template can't change."""
+    service = facts.service["metadata"]["name"]
+    name = job_name(service, profile)
+    labels = {
+        contract.SERVICE_LABEL: service,
+        contract.ROLE_LABEL: contract.ROLE_CALIBRATION,
+        contract.MANAGED_BY_LABEL: contract.FIELD_MANAGER,
+    }
+    live = facts.owned_of("Job").get(name)
+    if live is not None:
+        job = owned(facts, "batch/v1", "Job", name, labels=labels, spec=live["spec"])
+        mark = (live["metadata"].get("annotations") or {}).get(contract.MANIFEST_HASH)
+        if mark:
+            job["metadata"]["annotations"] = {contract.MANIFEST_HASH: mark}
+        return job
+    shape = key["shape"]
+    numbers = ",".join(str(shape[part]) for part in ("layers", "queryHeads", "kvHeads", "headSize"))
+    cpu = node_type.key.is_cpu
+    arguments = ["calibrate", "--shape", numbers, "--device", "CPU" if cpu else "Auto"]
+    arguments += ["--dtype", shape["dtype"], "--kv-dtype", shape["cacheDtype"]]
+    arguments += ["--budget-seconds", str(facts.settings.calibration_seconds)]
+    resources: Manifest = {"requests": {"cpu": "500m" if cpu else "1", "memory": "1Gi" if cpu else "4Gi"}}
+    if not cpu:
+        resources["requests"][node_type.key.resource] = "1"
+        resources["limits"] = {node_type.key.resource: "1"}
+    image = node_type.choice.image
+    assert image is not None, "a resolved type has an image"
+    volumes, mounts = scratch()
+    container = {
+        "name": contract.CALIBRATION_CONTAINER,
+        "image": image.image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [contract.PROGRAM],
+        "args": arguments,
+        "env": environment(),
+        "resources": resources,
+        "securityContext": restricted_container(),
+        "terminationMessagePath": contract.TERMINATION_PATH,
+        "volumeMounts": mounts,
+    }
+    pod: Manifest = {
+        "serviceAccountName": service,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "restartPolicy": "Never",
+        "securityContext": restricted_pod(),
+        "affinity": affinity(node_type.key),
+        "containers": [container],
+        "volumes": volumes,
+    }
+    if spec.placement.node_selector:
+        pod["nodeSelector"] = dict(spec.placement.node_selector)
+    tolerations = [t.model_dump(mode="json", by_alias=True, exclude_none=True) for t in spec.placement.tolerations]
+    tolerations += [item for item in vendor_tolerations(node_type.key) if item not in tolerations]
+    if tolerations:
+        pod["tolerations"] = tolerations
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    return owned(facts, "batch/v1", "Job", name, labels=labels, spec={"backoffLimit": 0, "template": template})
+
+
+def read_calibration(facts: Facts, job: Manifest) -> CalibrationResult | None:
+    """How a calibration ended; None while it runs."""
+    name = job["metadata"]["name"]
+    pods = [
+        pod
+        for pod in facts.pods
+        if any(o.get("name") == name and o.get("kind") == "Job" for o in pod["metadata"].get("ownerReferences") or ())
+    ]
+    for pod in pods:
+        for container in pod.get("status", {}).get("containerStatuses") or ():
+            ended = container.get("state", {}).get("terminated")
+            if ended is not None:
+                return _ended(ended)
+        since = unschedulable_since(pod)
+        if since is not None and (facts.now - since).total_seconds() > WAIT_FOR_NODE_SECONDS:
+            return CalibrationResult(None, "NoFreeNode", f"no node was free for {WAIT_FOR_NODE_SECONDS:.0f} s")
+    done = {c["type"] for c in job.get("status", {}).get("conditions") or () if c.get("status") == "True"}
+    if done & {"Failed", "Complete"}:
+        return CalibrationResult(None, "CalibrationFailed", "the calibration ended and its pod is gone")
+    return None
+
+
+def _ended(state: Manifest) -> CalibrationResult:
+    try:
+        told = json.loads(state.get("message") or "")
+    except ValueError:
+        told = None
+    if not isinstance(told, dict):
+        message = f"it ended with exit code {state.get('exitCode')} ({state.get('reason', 'Error')}) and no result"
+        return CalibrationResult(None, "CalibrationFailed", message)
+    if told.get("ok") is True and told.get("blockSize") in BLOCK_SIZES_TOKENS:
+        return CalibrationResult(told)
+    return CalibrationResult(None, str(told.get("reason") or "CalibrationFailed"), str(told.get("message", "")))

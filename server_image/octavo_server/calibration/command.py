@@ -1,0 +1,105 @@
+"""`octavo-server calibrate`: measures, chooses, and tells the winner in the termination message."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from octavo_server.calibration.choose import BlockResult, choose, explain
+from octavo_server.contract import CALIBRATION_LIMIT_BYTES, ExitCode
+from octavo_server.termination import Refused, write_termination_message
+
+
+@dataclass(frozen=True)
+class CalibrateConfig:
+    """What is calibrated, and for how long."""
+
+    shape: str
+    """layers,queryHeads,kvHeads,headSize"""
+    dtype: str = "Auto"
+    kv_dtype: str = "Auto"
+    device: str = "Auto"
+    budget_seconds: float = 300.0
+    cpu_threads: int = 0
+
+
+def calibrate(wanted: CalibrateConfig) -> ExitCode:
+    """Prints and reports one JSON object. Raises Refused when nothing can be measured."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    numbers = re.fullmatch(r"(\d{1,6}),(\d{1,6}),(\d{1,6}),(\d{1,5})", wanted.shape)
+    if numbers is None or not all(int(text) for text in numbers.groups()):
+        raise Refused("InvalidFlag", f"--shape {wanted.shape!r}: write layers,queryHeads,kvHeads,headSize: 30,9,3,64")
+    import torch
+
+    from octavo_server.calibration.measure import Shape, measure
+
+    device = _device(wanted.device)
+    if wanted.cpu_threads:
+        torch.set_num_threads(wanted.cpu_threads)
+    dtype = _dtype(wanted.dtype, torch.float32 if device.type == "cpu" else torch.bfloat16)
+    kv_dtype = _dtype(wanted.kv_dtype, dtype)
+    begin = time.monotonic()
+    try:
+        shape = Shape(*map(int, numbers.groups()))
+        results = measure(shape, dtype, kv_dtype, device, wanted.budget_seconds)
+    except (RuntimeError, ValueError) as error:
+        raise Refused("CalibrationFailed", f"no block size could be measured: {error}") from error
+    found = report(results, seconds=time.monotonic() - begin)
+    print(json.dumps(found), flush=True)
+    write_termination_message(found)
+    return ExitCode.ENDED
+
+
+def report(results: list[BlockResult], *, seconds: float) -> dict[str, Any]:
+    """The JSON object of the wire contract, short enough for a termination message."""
+    chosen = choose(results)
+    found = {
+        "ok": True,
+        "reason": "Calibrated",
+        "message": explain(chosen, results),
+        "blockSize": chosen.block_size_tokens,
+        "seconds": round(seconds),
+        "kernels": _version("octavo-kernels"),
+        "triton": _version("triton"),
+        "launchTable": chosen.launch,
+        "results": [
+            {
+                "blockSize": item.block_size_tokens,
+                "decodeMicroseconds": round(item.decode_microseconds),
+                "prefillMicroseconds": round(item.prefill_microseconds),
+                "prefixHitPercent": round(100 * item.hit_share),
+            }
+            for item in results
+        ],
+    }
+    if len(json.dumps(found).encode()) > CALIBRATION_LIMIT_BYTES:
+        raise Refused("CalibrationFailed", f"the result is longer than {CALIBRATION_LIMIT_BYTES} bytes")
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _device(wanted: str) -> Any:
+    import torch
+
+    if wanted == "CUDA" and not torch.cuda.is_available():
+        raise Refused("DeviceMissing", "--device CUDA: torch finds no GPU; `octavo-server check` tells why")
+    return torch.device("cuda" if wanted != "CPU" and torch.cuda.is_available() else "cpu")
+
+
+def _dtype(wanted: str, otherwise: Any) -> Any:
+    import torch
+
+    names = {"Float32": torch.float32, "BFloat16": torch.bfloat16, "Float16": torch.float16, "FP8": torch.float8_e4m3fn}
+    return names.get(wanted, otherwise)
