@@ -27,7 +27,7 @@ WATCHED = (
     *_rights("serving.octavo.dev", "inferenceservices", (*_READ, "patch")),
     *_rights("serving.octavo.dev", "inferenceservices/status", ("patch",)),
     *(right for item in OWNED for right in _rights(item.group, item.plural, _OWN)),
-    *_rights("", "pods", _READ),
+    *_rights("", "pods", (*_READ, "patch")),
     *_rights("", "persistentvolumeclaims", _READ),
     *_rights("", "events", ("create", "patch")),
 )

@@ -169,3 +169,5 @@ class Plan:
     requeue_seconds: float | None = None
     seed_replicas: int | None = None
     """Count to write once into spec.replicas, which is absent in a mode that reads it."""
+    spare: int | None = None
+    """Replicas that would find a node at once; None where nodes can't be seen."""

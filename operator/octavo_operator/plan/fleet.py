@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from octavo_operator.api.inference_service import InferenceServiceSpec
@@ -49,6 +49,8 @@ class Fleet:
     waits_until: datetime | None = None
     """When a rollout that waits for an accelerator gives way; None while none waits."""
     leaves_gap: bool = False
+    spare: int | None = None
+    """Replicas that would find a node at once; None while it does not matter or nodes can't be seen."""
 
 
 @dataclass
@@ -161,7 +163,8 @@ def plan_fleet(
             draft.keep(live[label], staying.get(label, 0), current=False)
     stored = revisions(facts, templates.values())
     newer = tuple(dict.fromkeys(item.newer for item in resolution.types if item.newer and shares.get(item.label)))
-    return _finished(draft, stored, newer, due)
+    finished = _finished(draft, stored, newer, due)
+    return replace(finished, spare=sum(spare.values())) if facts.settings.reads_nodes else finished
 
 
 def _hand_over(

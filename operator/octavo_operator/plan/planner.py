@@ -210,7 +210,7 @@ def plan(facts: Facts) -> Plan:
     everything = tuple(
         stamped(item) if item["kind"] != "Job" or not _marked(item) else item for item in (*manifests, *fleet.manifests)
     )
-    return Plan(everything, status, news, facts.sees_nodes, requeue, scaling.seed)
+    return Plan(everything, status, news, facts.sees_nodes, requeue, scaling.seed, fleet.spare)
 
 
 def _marked(item: Manifest) -> bool:
