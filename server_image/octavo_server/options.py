@@ -139,8 +139,14 @@ FETCH = (
     *_SOURCE,
     *_CACHE_FOLDER,
     Option("to", "folder in which the model appears; empty = one inside of the cache", _MODEL, metavar="FOLDER"),
-    Option("runtime", "program that will serve the model; another than Octavo decides itself whether it can", _MODEL,
-           "choice", "Octavo", RUNTIMES),
+    Option(
+        "runtime",
+        "program that will serve the model; another than Octavo decides itself whether it can",
+        _MODEL,
+        "choice",
+        "Octavo",
+        RUNTIMES,
+    ),
     Option("progress-address", "answer GET /progress here during the fetch", _MODEL, metavar="HOST:PORT"),
 )
 

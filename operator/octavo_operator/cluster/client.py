@@ -168,6 +168,13 @@ class Client:
             "seed", resource, path, body, manager=FIELD_MANAGER + "-seed", content_type="application/merge-patch+json"
         )
 
+    async def annotate(self, resource: Resource, live: Object, annotations: Mapping[str, str | None]) -> Object:
+        """Set annotations of this very object; None removes one."""
+        meta = live["metadata"]
+        body = {"metadata": {"uid": meta["uid"], "annotations": dict(annotations)}}
+        path = resource.path(meta["namespace"], meta["name"])
+        return await self._write("annotate", resource, path, body, content_type="application/merge-patch+json")
+
     async def replace_template(self, resource: Resource, live: Object, template_spec: Object) -> Object:
         """Put a pod template's spec in place of the live one, which removes what others added to it."""
         meta = live["metadata"]

@@ -21,6 +21,7 @@ from octavo_operator.cluster.resources import NODES, SERVICES, Resource, watched
 from octavo_operator.cluster.watches import Watches
 from octavo_operator.plan import PlanSettings
 from octavo_operator.scaling.autoscaler import Autoscaler
+from octavo_operator.scaling.leaving import DeletionCosts
 from octavo_operator.settings import Settings, SettingsError
 
 from .health import Health, serve
@@ -156,7 +157,11 @@ async def _lead(client: Client, settings: Settings, health: Health, leadership: 
     scaler = Autoscaler(indexes, queue.add)
     progress = ProgressWatch(indexes, queue.add)
     planner = progress.planner(scaler.plan)
-    reconciler = Reconciler(client, indexes, plan_settings(settings), _now, queue.add, relister.wish, planner)
+    marks = DeletionCosts(client, scaler.load)
+    reconciler = Reconciler(
+        client, indexes, plan_settings(settings), _now, queue.add, relister.wish, planner, marks.prepare
+    )
+    scaler.facts = reconciler.facts
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_keep_leading(leadership), name="lease")
         await first_fill(client, indexes, settings)

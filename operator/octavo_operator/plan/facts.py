@@ -199,3 +199,5 @@ class Plan:
     """Count to write once into spec.replicas, which is absent in a mode that reads it."""
     profiles: tuple[Manifest, ...] = ()
     """TuningProfiles to write, complete with status; only those that differ from what is there."""
+    spare: int | None = None
+    """Replicas that would find a node at once; None where nodes can't be seen."""

@@ -17,6 +17,7 @@ from octavo_server.api import completions, tokens
 from octavo_server.api.errors import ApiError, ClientGone, json_response
 from octavo_server.api.identity import Identify, request_id
 from octavo_server.api.keys import ApiKeys
+from octavo_server.api.metric_names import Named
 from octavo_server.api.middleware import Closing, LimitBody, RequireKey
 from octavo_server.api.state import Phase, ServerState
 from octavo_server.api.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
@@ -63,9 +64,11 @@ def _add_service_routes(app: FastAPI, state: ServerState) -> None:
 
     @app.get(METRICS_PATH)
     async def metrics(request: Request) -> Response:
-        """Prometheus or OpenMetrics text, as the client accepts."""
+        """Prometheus or OpenMetrics text, as the client accepts; with `name[]` in the query, those samples alone."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(state.metrics.registry), media_type=content_type)
+        names = request.query_params.getlist("name[]")
+        found = Named(state.metrics.registry, frozenset(names)) if names else state.metrics.registry
+        return Response(encode(found), media_type=content_type)
 
     @app.get(VERSION_PATH)
     async def version() -> Response:
