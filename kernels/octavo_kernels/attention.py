@@ -88,6 +88,7 @@ class PagedAttention:
         slots: torch.Tensor | None = None,
         *,
         tokens: int | None = None,
+        kv_tokens: int | None = None,
         groups: SharedPrefixes | None = None,
         mask: PackedMask | None = None,
     ) -> None:
@@ -99,6 +100,8 @@ class PagedAttention:
         slots: int32 `[batch]`, the page-table row of each sequence; None means 0 … batch − 1.
         tokens: rows of q at most, padding included; None means the end of query_starts where that is in host memory,
             else max_tokens (a device's value is never waited for). A close bound keeps GPU launches small.
+        kv_tokens: the sum of kv_lengths at most; None means what the page table has room for. It changes no result:
+            where it says that there is little to read, the launch is laid out for it.
         groups: prefixes that sequences share. They change no result: where it saves time, the Triton backend reads
             them once for all sequences of a group.
         mask: what each new token sees, for a variant with custom_mask, and for no other.
@@ -109,7 +112,8 @@ class PagedAttention:
         if (mask is not None) != self.variant.custom_mask:
             given, wanted = ("a mask", "takes none") if mask is not None else ("no mask", "needs one")
             raise ValueError(f"plan was given {given}; this PagedAttention's variant {wanted} (custom_mask)")
-        batch = check_batch(query_starts, kv_lengths, page_table, slots, groups, mask, max_sequences=self.max_sequences)
+        index = (query_starts, kv_lengths, page_table, slots)
+        batch = check_batch(*index, groups, mask, kv_tokens, max_sequences=self.max_sequences)
         self._backend.plan(batch, tokens)
         self._planned = True
 

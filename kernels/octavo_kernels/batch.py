@@ -76,6 +76,7 @@ class Batch:
     slots: `[batch]`, the page-table row of each sequence.
     groups: prefixes that sequences share; None for none.
     mask: for variants with custom_mask, what each new token sees.
+    kv_tokens: the sum of kv_lengths at most; None: unknown.
     """
 
     query_starts: torch.Tensor
@@ -84,6 +85,7 @@ class Batch:
     slots: torch.Tensor
     groups: SharedPrefixes | None = None
     mask: PackedMask | None = None
+    kv_tokens: int | None = None
 
     @property
     def size(self) -> int:
@@ -98,6 +100,7 @@ def check_batch(
     slots: torch.Tensor | None,
     groups: SharedPrefixes | None = None,
     mask: PackedMask | None = None,
+    kv_tokens: int | None = None,
     *,
     max_sequences: int,
 ) -> Batch:
@@ -152,4 +155,4 @@ def check_batch(
     for name, tensor in tensors:
         if tensor.dtype != torch.int32:
             raise ValueError(f"{name} has dtype {tensor.dtype}; it must be torch.int32")
-    return Batch(query_starts, kv_lengths, page_table, slots, groups, mask)
+    return Batch(query_starts, kv_lengths, page_table, slots, groups, mask, kv_tokens)

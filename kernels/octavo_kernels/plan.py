@@ -27,7 +27,6 @@ SPLITS = 10  # how many they are; 0: a launch of its own merges them, by the tok
 NEXT = 11  # the item that the same program does next; −1: none
 LENGTH = 12  # tokens of the sequence in the cache: slots of its pages past them may hold anything
 SEQUENCE = 13  # its place in the batch
-EARLY = 14  # whether the next launch may take its place on the multiprocessors from the start
 ITEM_COLUMNS = 16  # a row fills half a cache line
 
 # Columns of a token's merge list: for the shared prefix, then for its own keys: first partial result, next ones, how

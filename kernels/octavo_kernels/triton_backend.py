@@ -23,9 +23,12 @@ from octavo_kernels.triton_run import Runner, Tensors, hopper_head_size
 # are, and the others make long tiles.
 SHORT_TOKENS_PER_SEQUENCE = 2
 SHORT_TILES = 2
-# Keys of a multiprocessor, at 128 elements a head, up to which a step of short tiles counts as little work. Measured on
-# an H200: with 268 MB of keys and values, one program a multiprocessor is 5 % faster than two, with 537 MB 2 % slower.
-LITTLE_KEYS = 96 * 64
+# Keys and values of a step, in bytes, up to which it counts as little. Measured on an H200: one program a
+# multiprocessor, with room for the next launch's beside it, is 5 % faster than two for 268 MB and 2 % slower for 537.
+# Up to here, a launch that merges shared prefixes' results could cost more than 2 % of the step, too.
+LITTLE_BYTES = 400_000_000
+# What all shared prefixes of a step together must save for their merge to pay: about 8 µs of an H200's memory.
+LEAST_SAVED_BYTES = 32 * 2**20
 # Parts that long tiles' work is divided among, per multiprocessor.
 PARTS_PER_PROCESSOR = 2
 
@@ -87,10 +90,6 @@ class TritonBackend:
         self._short = decode_launch or choose_launch(shape, decode=True, hopper=self._hopper)
         self._long = prefill_launch or choose_launch(shape, decode=False, hopper=self._hopper)
         self._share = share
-        # Blocks of short tiles' keys up to which one program a multiprocessor is faster than several.
-        self._little = 0
-        if self._hopper and share is None:
-            self._little = LITTLE_KEYS // self._short.block_n * self._gpu.processors * 128 // hopper_head_size(shape)
         self._block_d = hopper_head_size(shape) if self._hopper else power_of_two(shape.head_size)
         self._runner = Runner(
             shape,
@@ -120,7 +119,9 @@ class TritonBackend:
         groups = batch.groups
         variant = self._variant
         flat = mixed or self._invariant or variant.window is not None or variant.transform is not None
-        if groups is not None and (flat or variant.custom_mask or groups.count == 0):
+        if groups is not None and (
+            flat or variant.custom_mask or groups.count == 0 or self._is_little(batch, batch.size)
+        ):
             # Long tiles read a prefix once for many rows as it is; a window moves away from it; a transform or a mask
             # may ask where a query stands, which a prefix's rows do not say.
             groups = None
@@ -138,6 +139,22 @@ class TritonBackend:
     def _longest_short(self) -> int:
         """New tokens up to which a sequence of a mixed batch makes short tiles."""
         return SHORT_TILES * (self._short.block_m // self._shape.group_size)
+
+    def _programs(self, batch: Batch, tiles: int, *, little: bool) -> int:
+        """Programs that share the work of so many short tiles; little: whether it may count as little work."""
+        if self._share:
+            return self._share
+        one = self._hopper and little and self._is_little(batch, tiles)
+        return (1 if one else self._short.programs) * self._gpu.processors
+
+    def _is_little(self, batch: Batch, tiles: int) -> bool:
+        """Whether so many tiles read little on a GPU, by what the page table has room for or the caller's bound."""
+        shape = self._shape
+        keys = tiles * batch.page_table.shape[1] * shape.page_size
+        if batch.kv_tokens is not None:
+            keys = min(keys, batch.kv_tokens * max(1, tiles // batch.size))
+        size = keys * 2 * shape.kv_heads * shape.head_size * shape.pool_dtype.itemsize
+        return self._gpu.major > 0 and self._share is None and size <= LITTLE_BYTES
 
     def _plan_short(
         self,
@@ -159,7 +176,7 @@ class TritonBackend:
         limits = ShortLimits(
             tile_tokens=tile_tokens,
             pairs=max(1, tiles) * shape.kv_heads,
-            programs=self._share or launch.programs * self._gpu.processors,
+            programs=self._programs(batch, tiles, little=not mixed and groups is None),
             block=launch.block_n,
             longest=self._longest_short if mixed else 0,
             chunks=max(1, -(-most_keys // chunk)) if chunk else 0,
@@ -180,7 +197,7 @@ class TritonBackend:
             block_d=self._block_d,
             merge_tile=merge_tile(launch, shape.group_size, self._block_d, values),
             two_loops=False,
-            group_sizes=None if groups is None else (max(1, tokens), members, batch.size, merges),
+            group_sizes=None if groups is None else (max(1, tokens), members, batch.size, count, merges),
         )
         block_b, rows = plan_block(max(batch.size + count, members + 1))
         shared = [index[0]] * 5
@@ -190,7 +207,6 @@ class TritonBackend:
             "KV_HEADS": shape.kv_heads,
             "TILE_TOKENS": tile_tokens,
             "BLOCK_N": launch.block_n,
-            "PAGE_SIZE": shape.page_size,
             "LEAST_BLOCKS": launch.least_blocks,
             "BLOCK_B": block_b,
             "ROWS": rows,
@@ -206,8 +222,6 @@ class TritonBackend:
             limits.items,
             limits.longest,
             self._variant.window or 0,
-            self._gpu.processors,
-            0 if mixed or groups is not None else self._little,
             **constants,
             HAS_WINDOW=self._variant.window is not None,
             HAS_MASK=self._variant.custom_mask,
@@ -247,7 +261,7 @@ class TritonBackend:
     ) -> list[torch.Tensor]:
         """Lists the groups' rows; returns the plan's tensors of groups."""
         assert kept.groups is not None
-        device = self._device
+        device, shape = self._device, self._shape
         listed = groups.members
         if listed is None:
             listed = torch.arange(batch, dtype=torch.int32, device=device)
@@ -260,15 +274,22 @@ class TritonBackend:
             into.rows,
             into.offsets,
             into.group_of,
+            lengths,
+            into.shared,
             batch,
             members,
             groups.count,
             tokens,
+            LEAST_SAVED_BYTES // (2 * shape.head_size * shape.pool_dtype.itemsize) if self._share is None else 0,
+            KV_HEADS=shape.kv_heads,
+            TILE_TOKENS=self._short.block_m // shape.group_size,
+            BLOCK_N=self._short.block_n,
+            PAGE_SIZE=shape.page_size,
             BLOCK_B=block_b,
             CHUNK=max(2, 4096 // block_b),
             ROWS=rows,
         )
-        return [listed, into.group_of, into.offsets, starts, lengths]
+        return [listed, into.group_of, into.offsets, starts, into.shared]
 
     def _plan_long(self, index: list[torch.Tensor], batch: int, tokens: int) -> WorkList:
         shape, launch = self._shape, self._long

@@ -57,40 +57,6 @@ def load_queries(
 
 
 @gluon.jit
-def prefetch_pages(
-    kv_ptr, item_ptr, table_ptr, stride_table, kv_heads, pages, slots,
-    PAGE_SIZE: gl.constexpr, HEAD_USED: gl.constexpr, COUNT: gl.constexpr,
-):  # fmt: skip
-    """Asks for an item's first COUNT pages to be brought into the second-level cache.
-
-    This may run while what comes before still writes: nothing that is read here is used for more than the choice of
-    what to prefetch, an item of an earlier plan included, so page numbers and slots are kept inside the pool.
-    """
-    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    lane = gl.arange(0, 32, lanes)
-    tokens = gl.load(item_ptr + 2, cache_modifier=".cg")
-    slot = gl.minimum(gl.maximum(gl.load(item_ptr, cache_modifier=".cg"), 0), slots - 1).to(gl.int64)
-    begin = gl.load(item_ptr + 4, cache_modifier=".cg")
-    end = gl.load(item_ptr + 5, cache_modifier=".cg")
-    kv_head = gl.minimum(gl.maximum(gl.load(item_ptr + 6, cache_modifier=".cg"), 0), kv_heads - 1)
-    column = gl.maximum(begin, 0) // PAGE_SIZE + lane
-    wanted = (lane < COUNT) & (column * PAGE_SIZE < end) & (column < stride_table) & (tokens > 0)
-    page = gl.load(table_ptr + slot * stride_table + column, mask=wanted, other=0, cache_modifier=".cg")
-    page = gl.minimum(gl.maximum(page, 0), pages - 1).to(gl.int64)
-    key = kv_ptr + (page * 2 * kv_heads + kv_head) * (PAGE_SIZE * HEAD_USED)
-    size = lane * 0 + PAGE_SIZE * HEAD_USED * 2
-    for kind in gl.static_range(2):
-        gl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.b32 $0, 0; }",
-            "=r,l,r,r",
-            [(key + kind * kv_heads * (PAGE_SIZE * HEAD_USED)).to(gl.int64), wanted.to(gl.int32), size],
-            dtype=gl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@gluon.jit
 def load_blocks(
     desc, item_ptr, table_ptr, stride_table, kv_heads, k_smem, v_smem, k_full, k_empty, v_full, v_empty, step,
     PAGE_SIZE: gl.constexpr, HEAD_SIZE: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,

@@ -15,7 +15,6 @@ from octavo_kernels.triton_hopper_blocks import (
     let_next_launch_start,
     load_blocks,
     load_queries,
-    prefetch_pages,
     wait_for_launch_before,
 )
 from octavo_kernels.triton_hopper_merge import finish_rows, merge_arrived, sync_warps
@@ -23,24 +22,17 @@ from octavo_kernels.triton_hopper_merge import finish_rows, merge_arrived, sync_
 
 @gluon.jit
 def _load(
-    desc, kv_ptr, items_ptr, table_ptr, stride_table, kv_heads, pages, slots,
-    k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-    PAGE_SIZE: gl.constexpr, HEAD_SIZE: gl.constexpr, HEAD_USED: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
-    STAGES: gl.constexpr, ITEM_COLUMNS: gl.constexpr, PREFETCH: gl.constexpr, OVERLAP: gl.constexpr,
-    BESIDE: gl.constexpr,
+    desc, items_ptr, table_ptr, stride_table, kv_heads, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+    PAGE_SIZE: gl.constexpr, HEAD_SIZE: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+    ITEM_COLUMNS: gl.constexpr, OVERLAP: gl.constexpr, BESIDE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: keeps the rings full through all items of the program."""
     item = gl.program_id(0)
     if OVERLAP and not BESIDE:
-        # This may run while the launch before still does: pages come closer, but nothing is read that it may write.
-        if PREFETCH > 0:
-            prefetch_pages(
-                kv_ptr, items_ptr + item * ITEM_COLUMNS, table_ptr, stride_table, kv_heads, pages, slots,
-                PAGE_SIZE, HEAD_USED, PREFETCH,
-            )  # fmt: skip
+        # What comes before this line may run while the launch before still does; nothing of its results is read there.
         wait_for_launch_before()
-        if gl.load(items_ptr + item * ITEM_COLUMNS + 14) > 0:
-            # This launch leaves room beside its programs: the next one may settle there.
+        if EARLY:
+            # There is room beside this launch's programs: the next one's may settle there.
             let_next_launch_start()
     step = 0
     while item >= 0:
@@ -53,7 +45,7 @@ def _load(
                 k_smem, v_smem, k_full, k_empty, v_full, v_empty, step, PAGE_SIZE, HEAD_SIZE, BLOCK_N, BOX, STAGES,
             )  # fmt: skip
     if OVERLAP and not BESIDE:
-        # All pages are asked for: the next launch may ask for its own while this one computes and merges.
+        # All pages are asked for: the next launch may begin while this one computes and merges.
         let_next_launch_start()
 
 
@@ -140,18 +132,18 @@ def _compute(
 
 @gluon.jit
 def attend_short(
-    q_ptr, kv_desc, kv_ptr, out_ptr, lse_ptr, sinks_ptr, rows_ptr, items_ptr, table_ptr, partial_ptr, partial_sums_ptr,
+    q_ptr, kv_desc, out_ptr, lse_ptr, sinks_ptr, rows_ptr, items_ptr, table_ptr, partial_ptr, partial_sums_ptr,
     arrivals_ptr, stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token, stride_table,
-    kv_heads, pages, slots, scale_log2, soft_cap, window,
+    kv_heads, scale_log2, soft_cap, window,
     GROUP: gl.constexpr, PAGE_SIZE: gl.constexpr, HEAD_SIZE: gl.constexpr, HEAD_USED: gl.constexpr,
     ITEM_COLUMNS: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
     HAS_WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
-    LISTED: gl.constexpr, MERGE_ROWS: gl.constexpr, MERGE_SPLITS: gl.constexpr, PREFETCH: gl.constexpr,
-    OVERLAP: gl.constexpr, BESIDE: gl.constexpr,
+    LISTED: gl.constexpr, MERGE_ROWS: gl.constexpr, MERGE_SPLITS: gl.constexpr, OVERLAP: gl.constexpr,
+    BESIDE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """The launch: rings of BLOCK_N keys and values in STAGES, filled by one warp and taken by one warpgroup.
 
-    PREFETCH: pages that are prefetched before the launch before has ended. BESIDE: long tiles run at the same time.
+    BESIDE: long tiles run at the same time. EARLY: there is one program a multiprocessor at most.
     """
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -184,9 +176,9 @@ def attend_short(
             (
                 _load,
                 (
-                    kv_desc, kv_ptr, items_ptr, table_ptr, stride_table, kv_heads, pages, slots,
+                    kv_desc, items_ptr, table_ptr, stride_table, kv_heads,
                     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-                    PAGE_SIZE, HEAD_SIZE, HEAD_USED, BLOCK_N, BOX, STAGES, ITEM_COLUMNS, PREFETCH, OVERLAP, BESIDE,
+                    PAGE_SIZE, HEAD_SIZE, BLOCK_N, BOX, STAGES, ITEM_COLUMNS, OVERLAP, BESIDE, EARLY,
                 ),
             ),
         ],

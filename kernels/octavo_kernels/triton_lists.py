@@ -17,12 +17,14 @@ class Groups:
     rows: int32 `[2 · tokens]`, rows of q as they stand and then in the groups' order.
     offsets: int32 `[members + 1]`, tokens before each member in that order.
     group_of: int32 `[batch]`, each sequence's group.
+    shared: int32 `[groups]`, tokens that each group reads once: 0 where that does not pay.
     merges: int32 `[tokens · KV heads, MERGE_COLUMNS]`, where the tokens' partial results lie.
     """
 
     rows: torch.Tensor
     offsets: torch.Tensor
     group_of: torch.Tensor
+    shared: torch.Tensor
     merges: torch.Tensor
 
 
@@ -63,13 +65,13 @@ class WorkLists:
         block_d: int,
         merge_tile: tuple[int, int],
         two_loops: bool,
-        group_sizes: tuple[int, int, int, int] | None = None,
+        group_sizes: tuple[int, int, int, int, int] | None = None,
     ) -> WorkList:
         """The list of this kind and these sizes.
 
         items, partials: rows and partial results at most. block_d: elements of a head with padding.
         merge_tile: rows and partial results that a merging program holds at a time.
-        group_sizes: tokens, members, batch and merge lists where prefixes are shared.
+        group_sizes: tokens, members, batch, groups and merge lists where prefixes are shared.
         """
         key = (kind, items, partials, programs, group_sizes)
         kept = self._kept.get(key)
@@ -89,7 +91,7 @@ class WorkLists:
         block_d: int,
         merge_tile: tuple[int, int],
         two_loops: bool,
-        group_sizes: tuple[int, int, int, int] | None,
+        group_sizes: tuple[int, int, int, int, int] | None,
     ) -> WorkList:
         # Lists of one kind never run at the same time: a smaller one takes a larger one's places.
         fitting = (entry for entry in self._kept.values() if entry.kind == kind)
@@ -102,11 +104,12 @@ class WorkLists:
             results, sums, arrivals = same.partials, same.partial_sums, same.arrivals
         groups = None
         if group_sizes is not None:
-            tokens, members, batch, merges = group_sizes
+            tokens, members, batch, count, merges = group_sizes
             groups = Groups(
                 self._zeros(2 * tokens),
                 self._zeros(members + 1),
                 self._zeros(batch),
+                self._zeros(count),
                 self._zeros(merges, MERGE_COLUMNS),
             )
         return WorkList(

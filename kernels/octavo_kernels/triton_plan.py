@@ -99,7 +99,7 @@ def programs_used(pairs, blocks, work, programs, LEAST_BLOCKS: tl.constexpr):
 @triton.jit
 def store_item(
     items_ptr, row, mask, slot, first_row, tokens, position, begin, end, head, partial, first_partial, next_partial,
-    splits, following, length, sequence, early, ITEM_COLUMNS: tl.constexpr,
+    splits, following, length, sequence, ITEM_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Writes rows of the list; octavo_kernels.plan names the columns."""
     item = items_ptr + row * ITEM_COLUMNS
@@ -117,4 +117,3 @@ def store_item(
     tl.store(item + 11, following, mask=mask)
     tl.store(item + 12, length, mask=mask)
     tl.store(item + 13, sequence, mask=mask)
-    tl.store(item + 14, early, mask=mask)

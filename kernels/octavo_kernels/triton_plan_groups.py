@@ -8,7 +8,7 @@ from octavo_kernels.triton_plan import programs_used, sequence_costs
 from octavo_kernels.triton_plan_short import entry_of, partials_of
 
 
-@triton.jit(do_not_specialize=["batch", "members", "groups", "listed"])
+@triton.jit(do_not_specialize=["batch", "members", "groups", "listed", "least_saved"])
 def plan_rows(
     starts_ptr,
     members_ptr,
@@ -16,10 +16,17 @@ def plan_rows(
     rows_ptr,
     offsets_ptr,
     group_of_ptr,
+    lengths_ptr,
+    shared_ptr,
     batch,
     members,
     groups,
     listed,
+    least_saved,
+    KV_HEADS: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
     BLOCK_B: tl.constexpr,
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -27,7 +34,8 @@ def plan_rows(
     """Rows of q in the order in which tiles take them: as they stand, and from `listed` on group by group.
 
     rows int32 `[2 · listed]`; offsets int32 `[members + 1]`: tokens before each member in the groups' order; group_of
-    int32 `[batch]`: each sequence's group, −1 for none.
+    int32 `[batch]`: each sequence's group, −1 for none; shared int32 `[groups]`: tokens that a group reads once. These
+    are 0 where a group saves too few blocks of keys, and everywhere if all together save fewer than least_saved keys.
     """
     lane = tl.arange(0, BLOCK_B)
     present = lane < members
@@ -45,6 +53,15 @@ def plan_rows(
         tl.store(group_of_ptr + lane, -1, mask=lane < batch)
         tl.debug_barrier()
         tl.store(group_of_ptr + member, group, mask=present & (group < groups))
+        exists = lane < groups
+        first = tl.load(group_starts_ptr + lane, mask=exists, other=0)
+        last = tl.load(group_starts_ptr + lane + 1, mask=exists, other=0)
+        rows = tl.load(offsets_ptr + last, mask=exists, other=0) - tl.load(offsets_ptr + first, mask=exists, other=0)
+        shared = tl.load(lengths_ptr + lane, mask=exists, other=0) // PAGE_SIZE * PAGE_SIZE
+        saved = (last - first - (rows + TILE_TOKENS - 1) // TILE_TOKENS) * (shared // BLOCK_N)
+        pays = saved >= 16
+        all_saved = tl.sum(tl.where(pays, saved, 0).to(tl.int64) * (KV_HEADS * BLOCK_N), 0)
+        tl.store(shared_ptr + lane, tl.where(pays & (all_saved >= least_saved), shared, 0), mask=exists)
 
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tl.store(rows_ptr + row, row, mask=row < listed)
@@ -66,7 +83,7 @@ def plan_merge(
     group_of_ptr,
     offsets_ptr,
     group_starts_ptr,
-    group_lengths_ptr,
+    shared_ptr,
     merges_ptr,
     batch,
     groups,
@@ -77,7 +94,6 @@ def plan_merge(
     KV_HEADS: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
     LEAST_BLOCKS: tl.constexpr,
     MERGE_COLUMNS: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -91,7 +107,7 @@ def plan_merge(
     lane = tl.arange(0, BLOCK_B)
     _, new_tokens, own, length, _, _ = entry_of(
         lane, starts_ptr, lengths_ptr, slots_ptr, members_ptr, group_of_ptr, offsets_ptr, group_starts_ptr,
-        group_lengths_ptr, batch, groups, listed, TILE_TOKENS, BLOCK_N, PAGE_SIZE, True,
+        shared_ptr, batch, groups, listed, True,
     )  # fmt: skip
     tiles, blocks = sequence_costs(new_tokens, length - own, 0, TILE_TOKENS, BLOCK_N, False)
     pairs = tiles * KV_HEADS
@@ -113,8 +129,8 @@ def plan_merge(
     in_list = tl.sum(tl.where(member[None, :] == sequence[:, None], offset[None, :], 0), 1) + token - start
     _, _, shared, _, _, _ = entry_of(
         tl.where(exists, groups + sequence, groups + batch), starts_ptr, lengths_ptr, slots_ptr, members_ptr,
-        group_of_ptr, offsets_ptr, group_starts_ptr, group_lengths_ptr, batch, groups, listed,
-        TILE_TOKENS, BLOCK_N, PAGE_SIZE, True,
+        group_of_ptr, offsets_ptr, group_starts_ptr, shared_ptr, batch, groups, listed,
+        True,
     )  # fmt: skip
     reads = exists & (shared > 0)
     for part in tl.static_range(2):
@@ -129,8 +145,8 @@ def plan_merge(
         first_pair = tl.sum(tl.where(earlier, pairs[None, :], 0), 1)
         first_place, new_tokens, own, length, _, _ = entry_of(
             tl.where(reads, entry, groups + batch), starts_ptr, lengths_ptr, slots_ptr, members_ptr, group_of_ptr,
-            offsets_ptr, group_starts_ptr, group_lengths_ptr, batch, groups, listed,
-            TILE_TOKENS, BLOCK_N, PAGE_SIZE, True,
+            offsets_ptr, group_starts_ptr, shared_ptr, batch, groups, listed,
+            True,
         )  # fmt: skip
         tiles, blocks = sequence_costs(new_tokens, length - own, 0, TILE_TOKENS, BLOCK_N, False)
         pair = head * tiles + (place - first_place) // TILE_TOKENS

@@ -111,5 +111,5 @@ def plan_long(
     store_item(
         items_ptr, row, row < rows_used, slot, start + first_token, tl.where(exists, tokens, 0), position, item_begin,
         tl.minimum(item_begin + step, end), pair // tiles, tl.where(splits > 1, first_partial + split, -1),
-        first_partial, first_partial + 1, splits, row * 0 - 1, length, sequence, 0, ITEM_COLUMNS,
+        first_partial, first_partial + 1, splits, row * 0 - 1, length, sequence, ITEM_COLUMNS,
     )  # fmt: skip

@@ -17,13 +17,10 @@ def entry_of(
     group_of_ptr,
     offsets_ptr,
     group_starts_ptr,
-    group_lengths_ptr,
+    shared_ptr,
     batch,
     groups,
     listed,
-    TILE_TOKENS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
     GROUPED: tl.constexpr,
 ):
     """What short tiles are cut from: first the groups' shared prefixes, then the sequences with what is their own.
@@ -49,10 +46,7 @@ def entry_of(
     last = tl.load(group_starts_ptr + group + 1, mask=grouped, other=0)
     first_listed = tl.load(offsets_ptr + first, mask=grouped, other=0)
     rows = tl.load(offsets_ptr + last, mask=grouped, other=0) - first_listed
-    shared = tl.load(group_lengths_ptr + group, mask=grouped, other=0) // PAGE_SIZE * PAGE_SIZE
-    # Blocks of keys that need not be read again; too few of them do not pay for their merge.
-    saved = (last - first - (rows + TILE_TOKENS - 1) // TILE_TOKENS) * (shared // BLOCK_N)
-    shared = tl.where(saved >= 16, shared, 0)
+    shared = tl.load(shared_ptr + group, mask=grouped, other=0)
     leader = tl.load(members_ptr + first, mask=prefix & grouped & (last > first), other=0)
     sequence = tl.where(prefix, leader, sequence)
     start = tl.load(starts_ptr + sequence, mask=exists, other=0)
@@ -82,9 +76,7 @@ def partials_of(pair_unit, blocks, work, used, programs, rank, ALL: tl.constexpr
     return first, first_program + 1, (last_program - first_program + 1).to(tl.int32)
 
 
-@triton.jit(
-    do_not_specialize=["batch", "groups", "listed", "programs", "rows_used", "longest", "window", "few", "little"]
-)
+@triton.jit(do_not_specialize=["batch", "groups", "listed", "programs", "rows_used", "longest", "window"])
 def plan_short(
     starts_ptr,
     lengths_ptr,
@@ -93,7 +85,7 @@ def plan_short(
     group_of_ptr,
     offsets_ptr,
     group_starts_ptr,
-    group_lengths_ptr,
+    shared_ptr,
     items_ptr,
     batch,
     groups,
@@ -102,12 +94,9 @@ def plan_short(
     rows_used,
     longest,
     window,
-    few,
-    little,
     KV_HEADS: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
     LEAST_BLOCKS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_MASK: tl.constexpr,
@@ -122,15 +111,14 @@ def plan_short(
 ):
     """Cuts all pairs' keys at equal steps of the prefix sum of their blocks.
 
-    few, little: up to this much work only the first few programs share it, so that the next launch has room beside it.
     CHUNK: above 0, each pair is first divided at every so many keys, and a chunk is the unit of work: where keys are
     cut then depends on their own sequence alone.
     """
     UNIT: tl.constexpr = CHUNK if CHUNK > 0 else BLOCK_N
     lane = tl.arange(0, BLOCK_B)
     _, new_tokens, own, length, _, _ = entry_of(
-        lane, starts_ptr, lengths_ptr, slots_ptr, members_ptr, group_of_ptr, offsets_ptr, group_starts_ptr,
-        group_lengths_ptr, batch, groups, listed, TILE_TOKENS, BLOCK_N, PAGE_SIZE, GROUPED,
+        lane, starts_ptr, lengths_ptr, slots_ptr, members_ptr, group_of_ptr, offsets_ptr, group_starts_ptr, shared_ptr,
+        batch, groups, listed, GROUPED,
     )  # fmt: skip
     tiles, blocks = sequence_costs(new_tokens, length - own, window, TILE_TOKENS, UNIT, HAS_WINDOW)
     if longest > 0:
@@ -151,8 +139,6 @@ def plan_short(
             KV_HEADS, TILE_TOKENS, BLOCK_N, LONG_TOKENS, LONG_BLOCK, HAS_WINDOW,
         )  # fmt: skip
         most = tl.maximum(tl.minimum(most, mine * BESIDE), 1)
-    early = work * (UNIT // BLOCK_N) <= little
-    most = tl.where(early, tl.minimum(most, few), most)
     # Cut w lies at ceil(w · work / used), so that unit x of the work belongs to program x · used // work.
     used = programs_used(pairs, blocks, work, most, LEAST_BLOCKS)
     divisor = tl.maximum(work, 1)
@@ -172,8 +158,8 @@ def plan_short(
     exists = (entry < batch + groups) & (row < rows_used) & (~at_cut | (row < used))
 
     start, new_tokens, own, length, slot, prefix = entry_of(
-        entry, starts_ptr, lengths_ptr, slots_ptr, members_ptr, group_of_ptr, offsets_ptr, group_starts_ptr,
-        group_lengths_ptr, batch, groups, listed, TILE_TOKENS, BLOCK_N, PAGE_SIZE, GROUPED,
+        entry, starts_ptr, lengths_ptr, slots_ptr, members_ptr, group_of_ptr, offsets_ptr, group_starts_ptr, shared_ptr,
+        batch, groups, listed, GROUPED,
     )  # fmt: skip
     tiles, blocks = sequence_costs(new_tokens, length - own, window, TILE_TOKENS, UNIT, HAS_WINDOW)
     tiles = tl.maximum(tiles, 1)
@@ -220,6 +206,5 @@ def plan_short(
     store_item(
         items_ptr, row, (row < rows_used) & (exists | at_cut), slot, start + first_token, tl.where(exists, tokens, 0),
         position, item_begin, item_end, tile // tiles, partial.to(tl.int32), first_partial.to(tl.int32),
-        next_partial.to(tl.int32), splits, tl.where(exists, following, -1), length, entry - groups, early.to(tl.int32),
-        ITEM_COLUMNS,
+        next_partial.to(tl.int32), splits, tl.where(exists, following, -1), length, entry - groups, ITEM_COLUMNS,
     )  # fmt: skip

@@ -14,8 +14,6 @@ from octavo_kernels.triton_launch import Device, Launch
 from octavo_kernels.triton_lists import WorkList, merge_tile
 from octavo_kernels.triton_merge import merge_lists
 
-# Keys and as many values that a program of short tiles asks for before the launch before it has ended.
-PREFETCH_KEYS = 0
 # Partial results whose rows the merge of shared prefixes has on their way at a time.
 MERGE_SPLITS = 8
 
@@ -48,7 +46,6 @@ class Runner:
     gpu: Device
     overlap: bool
     fp8_bits: bool
-    prefetch_keys: int = PREFETCH_KEYS
 
     def attend(self, work: WorkList, tensors: Tensors) -> None:
         """The plain Triton kernel: short or long tiles."""
@@ -170,18 +167,15 @@ class Runner:
         attend_short[(work.programs,)](
             q,
             pool,
-            kv,
             *written,
             work.items if work.groups is None else work.groups.rows,
             *lists,
             *strides,
-            kv.shape[0],
-            table.shape[0],
             *numbers,
             **constants,
             LISTED=work.groups is not None,
-            PREFETCH=min(32, self.prefetch_keys // shape.page_size),
             OVERLAP=self.overlap,
+            EARLY=work.programs <= self.gpu.processors,
             launch_pdl=self.overlap,
             **limit,
         )

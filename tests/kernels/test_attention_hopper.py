@@ -130,3 +130,15 @@ def test_launches_that_begin_early_see_what_the_launches_before_wrote():
         graph.replay()
         for case, out in zip(layers, outs, strict=True):
             assert relative_error(out, case.reference()[0]) < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [8, 16, 32, 64, 128, 256])
+@pytest.mark.parametrize("head_size", [64, 80, 96, 112, 128, 192, 256])
+def test_each_head_size_serves_each_page_size(head_size, page_size):
+    shape = AttentionShape(6, 2, head_size, page_size, torch.bfloat16)
+    case = random_case(shape, [(1, 700), (1, 3), (70, 300), (9, 9)], device=DEVICE, seed=page_size)
+    expected, expected_lse = case.reference()
+    out, lse = case.attend(PagedAttention(shape, device=DEVICE))
+    assert relative_error(out, expected) < 1e-2
+    assert lse_error(lse, expected_lse) < 0.05

@@ -10,7 +10,8 @@ pytest.importorskip("triton")
 from octavo_kernels import AttentionShape, AttentionVariant
 from octavo_kernels import plan as columns
 from octavo_kernels.batch import check_batch
-from octavo_kernels.triton_backend import SHORT_TILES, Launch, TritonBackend
+from octavo_kernels.triton_backend import SHORT_TILES, TritonBackend
+from octavo_kernels.triton_launch import Device, Launch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SEQUENCES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 300)), min_size=1, max_size=12)
@@ -188,3 +189,23 @@ def test_kinds_that_run_side_by_side_share_the_multiprocessors_by_their_work(seq
     assert working <= processors - for_long
     if processors == 4:
         assert least <= processors - for_long <= most
+
+
+def test_little_work_takes_one_program_a_multiprocessor_and_leaves_room_for_the_next_launch():
+    launch = Launch(16, 16, 4, 1, programs=2)
+    shape = AttentionShape(2, 2, 16, 16, torch.float32)
+    backend = TritonBackend(
+        shape, AttentionVariant(), DEVICE, max_tokens=64, decode_launch=launch, prefill_launch=launch, hopper=True
+    )
+    backend._gpu = Device(4, 9)
+    starts = torch.arange(4, dtype=torch.int32, device=DEVICE)
+    lengths = torch.full((3,), 40, dtype=torch.int32, device=DEVICE)
+
+    def programs(columns, kv_tokens=None):
+        table = torch.zeros(1, 1, dtype=torch.int32, device=DEVICE).expand(4, columns)
+        backend.plan(check_batch(starts, lengths, table, None, kv_tokens=kv_tokens, max_sequences=8), 3)
+        return backend._step.lists[0].programs
+
+    assert programs(8) == 4
+    assert programs(2**22) == 8
+    assert programs(2**22, kv_tokens=120) == 4

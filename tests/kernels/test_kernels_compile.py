@@ -66,7 +66,7 @@ shape = {"GROUP": 4, "PAGE_SIZE": 16, "HEAD_SIZE": 128, "ITEM_COLUMNS": 16}
 variant = {"HAS_WINDOW": True, "SOFT_CAP": True, "HAS_SINKS": True, "HAS_LSE": True}
 work = {"KV_HEADS": 8, "HAS_WINDOW": True, "ITEM_COLUMNS": 16, "LEAST_BLOCKS": 1, "BLOCK_B": 64, "ROWS": 32}
 if KIND == "plan":
-    groups = {"TILE_TOKENS": 4, "BLOCK_N": 64, "PAGE_SIZE": 16, "HAS_MASK": False, "CHUNK": 0}
+    groups = {"TILE_TOKENS": 4, "BLOCK_N": 64, "HAS_MASK": False, "CHUNK": 0}
     beside = {"BESIDE": 2, "LONG_TOKENS": 32, "LONG_BLOCK": 128}
     compile(plan_short, {**work, **groups, **beside, "GROUPED": False})
     compile(plan_short, {**work, **groups, **beside, "GROUPED": False, "CHUNK": 1024, "BESIDE": 0})
@@ -74,7 +74,8 @@ if KIND == "plan":
     compile(plan_short, {**work, **groups, **beside, "BESIDE": 0, "GROUPED": True})
     beside = {"BESIDE": 1, "SHORT_TOKENS": 16, "SHORT_BLOCK": 64, "SORTED": True, "CHUNK": 64}
     compile(plan_long, {**work, **beside, "TILE_TOKENS": 32, "BLOCK_N": 128, "HAS_MASK": True, "SPLIT": True})
-    compile(plan_rows, {"BLOCK_B": 64, "ROWS": 32, "CHUNK": 64})
+    tile = {"KV_HEADS": 8, "TILE_TOKENS": 4, "BLOCK_N": 64, "PAGE_SIZE": 16}
+    compile(plan_rows, {**tile, "BLOCK_B": 64, "ROWS": 32, "CHUNK": 64})
     merge = {name: value for name, value in {**work, **groups}.items() if name in plan_merge.arg_names}
     compile(plan_merge, {**merge, "MERGE_COLUMNS": 8})
 elif KIND == "attend":
@@ -102,8 +103,8 @@ else:
     pool = {**shape, **variant, "BOX": 16, "HEAD_USED": 112}
     long = {"BLOCK_N": 128, "STAGES": 2, "MERGE_ROWS": 64, "MERGE_SPLITS": 1, "PING_PONG": False, "BESIDE": True}
     compile(attend_long, {**pool, **long}, GluonASTSource, num_warps=4)
-    short = {"BLOCK_N": 64, "STAGES": 3, "MERGE_ROWS": 4, "MERGE_SPLITS": 32, "OVERLAP": True, "PREFETCH": 16}
-    for fields in ({"LISTED": False, "BESIDE": True}, {"LISTED": True, "BESIDE": False}):
+    short = {"BLOCK_N": 64, "STAGES": 3, "MERGE_ROWS": 4, "MERGE_SPLITS": 32, "OVERLAP": True}
+    for fields in ({"LISTED": False, "BESIDE": True, "EARLY": False}, {"LISTED": True, "BESIDE": False, "EARLY": True}):
         compile(attend_short, {**pool, **short, **fields}, GluonASTSource, num_warps=4, maxnreg=128)
 print("compiled")
 """
