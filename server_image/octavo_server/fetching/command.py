@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
+import os
 from typing import Any
 
 from octavo_server.config import FetchConfig
 from octavo_server.contract import CheckReason, ExitCode
 from octavo_server.fetching.resolve import check_length, describe, local_path
 from octavo_server.fetching.sources import HubSource, parse_location
+from octavo_server.logs import FORMAT_VARIABLE, configure
 from octavo_server.termination import Refused, write_termination_message
 from octavo_server.weights import ModelSpec
 
 
 def fetch(wanted: FetchConfig) -> ExitCode:
     """Runs the command; its finding is one JSON object on standard output. Raises Refused when it has none to give."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure("info", os.environ.get(FORMAT_VARIABLE, "Text"))
     for noisy in ("httpx", "httpx2", "huggingface_hub"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     if wanted.check:
