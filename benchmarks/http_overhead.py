@@ -1,9 +1,9 @@
 """What the HTTP side costs: streamed tokens per second of processor, added latency, 5,000 streams; beside llama.cpp's
 server in the same run.
 
-`python benchmarks/http_overhead.py`, on a machine with other work behind `chrt -r 10`. Both servers get tokens from a stand-in that has them at once, so that nothing but the path from a
-token to the client's socket is measured. The peer needs an environment of its own, which serving_cpu.py makes; the
-server's extra requirements are added to it.
+`python benchmarks/http_overhead.py`, on a machine with other work behind `chrt -r 10`. Both servers get tokens from a
+stand-in that has them at once, so that nothing but the path from a token to the client's socket is measured. The peer
+needs an environment of its own, which serving_cpu.py makes; the server's extra requirements are added to it.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from octavo_server.api.turns import Turns
 
+_MAX_HELD_BYTES = 64 * 1024
 MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers; bodies have a limit of their own (middleware.py)."""
 
@@ -21,11 +22,13 @@ def paced_protocol(turns: Turns) -> type[HttpToolsProtocol]:
     """The protocol class; its connections share the turns."""
 
     class PacedProtocol(HttpToolsProtocol):
-        """Hands bytes to the parser in its turn; until then nothing more is read from this connection."""
+        """Hands bytes to the parser in its turn; until then they are kept, and little more is read."""
 
         def __init__(self, *arguments: Any, **settings: Any) -> None:
             super().__init__(*arguments, **settings)
             self._held: list[bytes] = []
+            self._held_bytes = 0
+            self._paused = False
             self._head_bytes = 0
             self._in_head = True
 
@@ -35,16 +38,20 @@ def paced_protocol(turns: Turns) -> type[HttpToolsProtocol]:
                 self._parse(data)
                 return
             if not self._held:
-                self.transport.pause_reading()
                 turns.later(self._in_turn)
             self._held.append(data)
+            self._held_bytes += len(data)
+            if self._held_bytes > _MAX_HELD_BYTES and not self._paused:
+                self._paused = True
+                self.transport.pause_reading()
 
         def _in_turn(self) -> bool:
-            data, self._held = b"".join(self._held), []
+            data, self._held, self._held_bytes = b"".join(self._held), [], 0
             if self.transport.is_closing() or self.parser is None:
                 return False
-            if not self.flow.read_paused:
+            if self._paused and not self.flow.read_paused:
                 self.transport.resume_reading()
+            self._paused = False
             self._parse(data)
             return True
 
