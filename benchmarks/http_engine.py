@@ -1,9 +1,9 @@
 """An engine process without a model, for loads on the HTTP side, with the real protocol and the real socket loop.
 
 Each step it gives every running request its next token, at once or at a set pace. `--text` is what it writes, repeated.
-With `--times FILE` it notes when each step was sent (CLOCK_MONOTONIC), and with `--record FILE` what it was sent, both
-written as JSON lines. `--poison ID` makes it end, as a crash would, in the step that first runs a request whose prompt
-holds that token; `--max-running` is how many run at once.
+With `--times FILE` it notes when each step's tokens were on the socket (CLOCK_MONOTONIC). With `--record FILE` it notes
+what it was sent, as JSON lines. `--poison ID` makes it end, as a crash would, in the step that first runs a request
+whose prompt holds that token; `--max-running` is how many run at once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo_server.engine.messages import Abort, Finished, Message, Outputs, Ready, RequestOutput, Stats, Submit
-from octavo_server.engine.process import Process
+from octavo_server.engine.process import Connection, Process
 from octavo_server.text.tokenizer import load_tokenizer
 
 VOCABULARY = 49_152
 MAX_UNSENT_BYTES = 1 << 20
 BLOCKS = 100_000
 Addressed = tuple[int, Message]
+
+
+class StampedProcess(Process):
+    """The socket loop, which notes when a step's tokens are on the socket."""
+
+    def __init__(self, path: Path, times: str) -> None:
+        super().__init__(path)
+        self._times = open(times, "a", buffering=1) if times else None  # noqa: SIM115
+        self.step = 0
+
+    def _send(self, connection: Connection, message: Message) -> None:
+        super()._send(connection, message)
+        if self._times is not None and isinstance(message, Outputs):
+            self._times.write(f"{self.step - 1} {time.monotonic_ns()}\n")
 
 
 @dataclass
@@ -43,7 +57,7 @@ class Running:
 class DummyEngine:
     """What `Process` asks of an engine."""
 
-    def __init__(self, process: Process, script: list[int], arguments: argparse.Namespace) -> None:
+    def __init__(self, process: StampedProcess, script: list[int], arguments: argparse.Namespace) -> None:
         self._process = process
         self._script = script
         self._pace = arguments.pace
@@ -51,7 +65,6 @@ class DummyEngine:
         self._poison = arguments.poison
         self._by_step = arguments.by_step
         self._record = open(arguments.record, "a", buffering=1) if arguments.record else None  # noqa: SIM115
-        self._times = open(arguments.times, "a", buffering=1) if arguments.times else None  # noqa: SIM115
         self._running: dict[int, Running] = {}
         self._waiting: deque[int] = deque()
         self._all: dict[int, Running] = {}
@@ -111,9 +124,8 @@ class DummyEngine:
                 self._forget(number)
                 ended.append((entry.connection, Finished(number, "length")))
         self._steps += 1
+        self._process.step = self._steps
         self._tokens += sum(map(len, outputs.values()))
-        if self._times is not None and outputs:
-            self._times.write(f"{self._steps - 1} {time.monotonic_ns()}\n")
         return [*((connection, Outputs(items)) for connection, items in outputs.items()), *ended]
 
     def take_queue_seconds(self) -> list[float]:
@@ -158,7 +170,7 @@ def main() -> None:
     parser.add_argument("--times", default="")
     arguments = parser.parse_args()
     json.load(sys.stdin)
-    process = Process(Path(arguments.socket))
+    process = StampedProcess(Path(arguments.socket), arguments.times)
 
     def stop(number: int, frame: object) -> None:
         process.stopped = True

@@ -35,7 +35,7 @@ def serve(config: ServeConfig, engine_command: Sequence[str] | None = None) -> E
         path, name = str(model.path), model.served_name
     else:
         # /health answers while the model is fetched; /ready says how far it is.
-        download = Download(config.source)
+        download = Download(config.source, api.log_format)
         path, name = config.source.model, name or place.default_name
     config = replace(
         config,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -173,6 +174,55 @@ async def test_a_body_that_is_no_json_or_too_large_or_badly_encoded_is_refused(s
             response = await running.client.post(TEXT, content=body)
             assert response.status_code == 413
             assert response.json()["error"]["param"] == "body"
+
+
+async def test_a_head_without_end_is_refused_and_not_kept(scripted: Any) -> None:
+    async with scripted() as running:
+        host, port = running.url.removeprefix("http://").split(":")
+        for part in (b"x" * 1000, b"x: y\r\n" * 200):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\nlong: ")
+            with contextlib.suppress(ConnectionError):
+                for _ in range(10_000):
+                    writer.write(part)
+                    await writer.drain()
+            with contextlib.suppress(ConnectionError):
+                assert b"400" in await reader.readline()
+            writer.close()
+        big = await running.client.get("/version", headers={"x": "y" * 60_000})
+        assert big.status_code == 200
+
+
+async def test_nothing_in_a_request_makes_the_server_open_a_file_or_an_address(scripted: Any, tmp_path: Path) -> None:
+    reached = []
+
+    async def note(_reader: Any, writer: Any) -> None:
+        reached.append(1)
+        writer.close()
+
+    listener = await asyncio.start_server(note, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    secret = tmp_path / "secret"
+    secret.write_text("unheard-of")
+    async with scripted() as running:
+        for place in (f"{address}/x", f"file://{secret}", str(secret)):
+            image = [{"type": "image_url", "image_url": {"url": place}}]
+            form = {"type": "json_schema", "json_schema": {"schema": {"$ref": place}}}
+            include = f"{{% include {place!r} %}}"
+            tries = [
+                (CHAT, {"messages": [{"role": "user", "content": image}]}, 400),
+                (CHAT, {"messages": HELLO, "response_format": form}, 400),
+                (CHAT, {"messages": HELLO, "chat_template": include}, 400),
+                (TEXT, {"prompt": "x", "guided_json": {"$schema": place, "$ref": place}}, 400),
+                (TEXT, {"prompt": "x", "guided_grammar": f"%import {place}\nstart: x"}, 400),
+                (CHAT, {"messages": [{"role": "user", "content": include}], "max_tokens": 1}, 200),
+            ]
+            for path, body, status in tries:
+                response = await running.client.post(path, json=body)
+                assert response.status_code == status, (body, response.text)
+                assert "unheard-of" not in response.text
+    listener.close()
+    assert reached == []
 
 
 async def test_a_request_id_in_use_is_refused_and_free_again_afterwards(

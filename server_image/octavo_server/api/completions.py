@@ -58,7 +58,7 @@ async def chat(state: ServerState, request: Request, body: ChatRequest) -> Respo
     grammar = "" if form is None else await state.grammars.grammar(form, tokenizer)
     job = PromptJob(token_ids, sampling, max_new_tokens(body, len(token_ids), ready, "messages"), grammar)
     piece = None if parser is None else visible_piece(tokenizer, parser)
-    generation, renderer = _prepare(state, body, [job], n, chat=True, piece=piece)
+    generation, renderer = _prepare(state, request, body, [job], n, chat=True, piece=piece)
     readers = [
         AnswerReader(parser or PlainParser(), most_calls=plan.most_calls, short_ids=plan.family == "Mistral")
         for _ in range(n)
@@ -128,7 +128,7 @@ async def complete(state: ServerState, request: Request, body: CompletionRequest
         )
         for prompt in prompts
     ]
-    generation, renderer = _prepare(state, body, jobs, drawn, chat=False)
+    generation, renderer = _prepare(state, request, body, jobs, drawn, chat=False)
 
     def choice_body(choice: Choice, delta: Delta, first: bool) -> dict[str, Any]:
         prompt = prompts[choice.index // drawn]
@@ -159,6 +159,7 @@ async def _grammar(state: ServerState, body: SamplingFields) -> str:
 
 def _prepare(
     state: ServerState,
+    request: Request,
     body: SamplingFields,
     jobs: list[PromptJob],
     n: int,
@@ -183,6 +184,7 @@ def _prepare(
         piece=piece or (tokenizer.token_bytes if body.skip_special_tokens is False else None),
         include_stop=bool(body.include_stop_str_in_output),
         streams=bool(body.stream),
+        logged_name=f"{name} ({request_id(request.scope)})",
     )
     prefix = "chatcmpl-" if chat else "cmpl-"
     renderer = Renderer(tokenizer, prefix + name, int(time.time()), state.served_name, chat=chat)

@@ -51,8 +51,10 @@ class Generation:
         piece: Callable[[int], bytes] | None = None,
         include_stop: bool = False,
         streams: bool = False,
+        logged_name: str = "",
     ) -> None:
         self._state = state
+        self._logged_name = logged_name or name
         self._streams = streams
         self._name = name
         self._news = asyncio.Event()
@@ -192,7 +194,7 @@ class Generation:
                 priority=self._priority,
                 grammar=job.grammar,
             )
-            self._ids[index] = self._state.client.submit(submit, choice, self._name)
+            self._ids[index] = self._state.client.submit(submit, choice, self._logged_name)
 
 
 class _Observer:

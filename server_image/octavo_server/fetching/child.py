@@ -11,17 +11,19 @@ from pathlib import Path
 
 from octavo_server.config import FetchConfig
 from octavo_server.contract import TERMINATION_LOG_VARIABLE, ExitCode
+from octavo_server.logs import FORMAT_VARIABLE
 from octavo_server.termination import Refused
 
 _END_SECONDS = 5.0
-_MARK = "octavo.fetch: "
+_LOGGER = "octavo.fetch"
 
 
 class Download:
     """Runs `octavo-server fetch`; `stage` says how far it is."""
 
-    def __init__(self, source: FetchConfig) -> None:
+    def __init__(self, source: FetchConfig, log_format: str = "Text") -> None:
         self._source = source
+        self._environment = {**os.environ, FORMAT_VARIABLE: log_format}
         self.stage = f"fetching {source.model}"
 
     async def run(self) -> Path:
@@ -33,7 +35,7 @@ class Download:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, TERMINATION_LOG_VARIABLE: str(reason)},
+                env={**self._environment, TERMINATION_LOG_VARIABLE: str(reason)},
                 start_new_session=True,
             )
             assert process.stdout is not None
@@ -68,6 +70,16 @@ class Download:
         async for raw in lines:
             last = raw.decode("utf-8", "replace").rstrip()
             print(last, file=sys.stderr, flush=True)
-            if _MARK in last:
-                self.stage = last.split(_MARK, 1)[1]
+            self.stage = _progress(last) or self.stage
         return last
+
+
+def _progress(line: str) -> str:
+    """What a line of the command's log, in either form, says about the download; empty for other lines."""
+    if not line.startswith("{"):
+        return line.partition(f"{_LOGGER}: ")[2]
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return ""
+    return str(entry.get("message", "")) if entry.get("logger") == _LOGGER else ""
