@@ -116,3 +116,10 @@ def test_counters_go_on_and_living_requests_wait_while_the_engine_restarts() -> 
     metrics.engine_stats(Stats(10, 0, 10, 0, 0, 160, 160, 2, 0, 0, 0, 0, 0, []))
     assert value("octavo_preemptions_total") == 9
     assert value("octavo_kv_cache_usage_ratio") == 1
+
+
+def test_a_reader_that_names_samples_gets_these_alone(server: Any) -> None:
+    names = ["octavo_kv_cache_blocks", "octavo_requests_finished_total", "octavo_requests_waiting", "nothing_like_it"]
+    text = httpx.get(f"{server.url}/metrics", params=[("name[]", name) for name in names]).text
+    samples = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert samples == set(names[:3])

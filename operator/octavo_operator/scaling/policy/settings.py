@@ -42,7 +42,7 @@ class PolicySettings:
     """Share of the foreseen growth that is provided for."""
     surprise_seconds: float = 900.0
     """Time constant of what came beyond the foreseen."""
-    surprise_deviations: float = 0.5
+    surprise_deviations: float = 1.0
     """Room above the foreseen, in deviations of what came beyond it."""
     target_throughput: float = 0.8
     """Share of the throughput of a replica with a queue that demand should fill."""
@@ -52,7 +52,7 @@ class PolicySettings:
     """Share of the blocks that counts as sustained until a queue was seen, and at most."""
     settle_seconds: float = 30.0
     """After a pod became ready its uses teach nothing: caches and graphs are cold."""
-    drain_backlog_seconds: float = 120.0
+    drain_backlog_seconds: float = 60.0
     """Waiting requests count as arrivals that shall be served within this time."""
     burst_deviations: float = 2.0
     """By how many standard deviations recent arrivals are discounted before they count as a burst."""
