@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import report  # noqa: E402
 from benchmarks.common import read_results  # noqa: E402
+from dashboards import generate as dashboards  # noqa: E402
 from scripts import catalogue, http_page, reference, scale_page  # noqa: E402
 
 Generator = Callable[[], Mapping[Path, str]]
@@ -61,6 +62,7 @@ GENERATORS: tuple[Generator, ...] = (
     catalogue.generate,
     reasons_page,
     scale_page.generate,
+    dashboards.generate,
 )
 
 
