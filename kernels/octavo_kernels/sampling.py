@@ -27,7 +27,8 @@ class SamplingRows:
 
     temperature: float32; 0 = the largest logit, the lowest id among equal ones. Below 1e-5 it counts as 1e-5.
     seeds, choices, positions: int64; the key of the row's random number. seeds holds the bits of an unsigned number.
-    top_k: int32, 0 = all. top_p: float32 in (0, 1], 1 = all. min_p: float32 in [0, 1], 0 = all. None = all rows keep all.
+    top_k: int32, 0 = all. top_p: float32 in (0, 1], 1 = all. min_p: float32 in [0, 1], 0 = all.
+        None = all rows keep all.
     vocabulary: int32, ids from here on have no token and are never chosen; None = every logit has one.
     """
 

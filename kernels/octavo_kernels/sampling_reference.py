@@ -1,4 +1,4 @@
-"""What sampling means, in torch operations: the CPU's path and the truth that the GPU's kernels are held to, bit for bit.
+"""What sampling means, in torch operations: the CPU's path and the truth of the GPU's kernels, bit for bit.
 
 A probability is a whole number of 2⁻⁴⁰ of the largest one's: W(u) = ⌊2⁴⁰ · 2ᵘ⌋ for u = (x − largest) / (T · ln 2), with
 2ᵘ from a polynomial whose every step is one rounded float32 operation. Sums of whole numbers are the same in any order,
@@ -47,7 +47,10 @@ def sample_reference(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     if not len(drawn):
         return greedy
     every = len(drawn) == x.shape[0]
-    pick = (lambda tensor: tensor) if every else (lambda tensor: tensor[drawn])
+
+    def pick(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if every else tensor[drawn]
+
     values, top = pick(x), pick(largest)
     # A division, not the reciprocal's product that a number divided by a tensor would be.
     divisor = pick(rows.temperature).clamp_min(LEAST_TEMPERATURE)[:, None]
@@ -178,7 +181,7 @@ def draw(
 
 
 def random_bits(seeds: torch.Tensor, choices: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """53 random bits per row, int64 `[rows]`: Philox4x32-10 with the seed as key and (position, choice, 0) as counter."""
+    """53 random bits per row, int64 `[rows]`: Philox4x32-10, key the seed, counter (position, choice, 0)."""
     c0, c1, c2, c3 = positions & _LOW, (positions >> 32) & _LOW, choices & _LOW, torch.zeros_like(positions)
     k0, k1 = seeds & _LOW, (seeds >> 32) & _LOW
     for _ in range(10):

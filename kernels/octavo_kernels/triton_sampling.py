@@ -30,7 +30,7 @@ def finite(x):
 
 @triton.jit
 def powers_of_two(exponents):
-    """2⁴⁰ · 2^u for float32 u ≤ 0, cut at −100: the nearest whole number goes into the exponent, the rest is added up."""
+    """2⁴⁰ · 2^u for float32 u ≤ 0, cut at −100: the nearest whole number goes into the exponent."""
     u = tl.maximum(exponents, -100.0)
     shifted = u + 12582912.0
     fraction = u - (shifted - 12582912.0)
