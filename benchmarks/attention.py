@@ -26,23 +26,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from octavo_kernels import AttentionShape, AttentionVariant, PagedAttention, SharedPrefixes
 from octavo_kernels.testing import random_case, relative_error
 
-from benchmarks.attention_cases import DEVICE, Ceilings, Cell, Sequences, make_backend, seconds
+from benchmarks.attention_cases import DEVICE, Ceilings, Cell, Sequences, make_backend, seconds, token_bytes
 from benchmarks.attention_peer import NAME, FlashInfer, installed
+from benchmarks.attention_plot import draw_sweep
 from benchmarks.common import RESULTS, Row, write_result
 
 SHAPE = AttentionShape(32, 8, 128, 16, torch.bfloat16)
 COPY = "% of copy bandwidth"
 ANCHORS = [(1, 8192), (1, 131072), (8, 32768), (64, 2048), (64, 8192), (256, 1024)]
 ZIPF = [(1, max(200, 60000 // rank)) for rank in range(1, 65)]
+SWEPT_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 RAGGED = [(length, length) for length in range(100, 4001, 260)]
 
 
 class Suite:
     """The cells, each a method that yields rows."""
 
-    def __init__(self, ceilings: Ceilings, peer: FlashInfer | None) -> None:
+    def __init__(self, ceilings: Ceilings, peer: FlashInfer | None, plot: Path | None = None) -> None:
         self.ceilings = ceilings
         self.peer = peer
+        self.plot = plot
 
     def decode(self) -> list[Row]:
         """The anchors' cells, for 4 and 8 query heads a KV head and for as many KV heads as query heads."""
@@ -197,22 +200,70 @@ class Suite:
             )
         return rows
 
+    def fp8(self) -> list[Row]:
+        """Decoding from a pool of eight-bit floats, by the plain Triton kernel: half of the bytes."""
+        rows = []
+        shape = replace(SHAPE, kv_dtype=torch.float8_e4m3fn)
+        scales = torch.ones(2, shape.kv_heads, device=DEVICE)
+        for batch, length in ((64, 2048), (64, 8192)):
+            cell = Cell(self.ceilings, [(1, length)] * batch, SHAPE)
+            sixteen = cell.run_seconds()
+            pools = [pool.view(torch.uint8).flatten()[: pool.numel()].view(pool.shape) & 0x77 for pool in cell.pools]
+            backend = make_backend(shape)
+            backend.plan(cell.batch, cell.tokens)
+            took = seconds(
+                [
+                    lambda kv=kv.view(shape.kv_dtype): backend.run(cell.q, kv, cell.out, None, scales)  # noqa: B023
+                    for kv in pools
+                ]
+            )
+            note = f"{took * 1e6:.1f} µs; a bfloat16 pool takes {sixteen * 1e6:.1f} µs"
+            name = f"decode {batch} × {length}, eight-bit pool"
+            rows.append(Row(name, COPY, round(50 * cell.kv_bytes / took / self.ceilings.copy, 1), "higher", note=note))
+        return rows
+
+    def shared(self) -> list[Row]:
+        """Shared prefixes beside the flat form, over sizes of groups and lengths of prefixes."""
+        worst, found, lines = 0.0, "", []
+        for size in (2, 4, 16, 64):
+            ratios = []
+            for prefix in (256, 1024, 4096, 16384):
+                cell = Cell(self.ceilings, [(1, prefix + 256)] * 64, SHAPE, sets=4)
+                table = cell.table.clone()
+                pages = prefix // SHAPE.page_size
+                table[:, :pages] = table[::size, :pages].repeat_interleave(size, 0)
+                cell.set_table(table)
+                flat = cell.run_seconds()
+                starts = torch.arange(0, 65, size, dtype=torch.int32, device=DEVICE)
+                lengths = torch.full((64 // size,), prefix, dtype=torch.int32, device=DEVICE)
+                cell.batch = replace(cell.batch, groups=SharedPrefixes(starts, lengths))
+                ratios.append(cell.run_seconds() / flat)
+                if ratios[-1] > worst:
+                    worst, found = ratios[-1], f"groups of {size} with a prefix of {prefix}"
+            lines.append(f"{size}: " + " ".join(f"{ratio:.2f}" for ratio in ratios))
+        note = f"at {found}; by size for prefixes of 256, 1024, 4096, 16384: {'; '.join(lines)}"
+        name = "shared prefixes of 64 sequences with 256 own tokens: largest time ÷ flat form"
+        return [Row(name, "×", round(worst, 3), "lower", 1.02, note=note)]
+
     def sweep(self) -> list[Row]:
         """No cliffs: the largest loss of bandwidth from a batch size to the next larger one, lengths 128 to 128k."""
-        batches = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-        worst, found, lines = 0.0, "", []
+        worst, found, lines = 0.0, "", {}
         for length in (128, 512, 2048, 8192, 32768, 131072):
             rates = []
-            for batch in batches:
-                if batch * length * 4096 > 10e9:
+            for batch in SWEPT_BATCHES:
+                cell_bytes = batch * length * token_bytes(SHAPE)
+                if cell_bytes > 32e9 or 2 * cell_bytes > self.ceilings.memory.nbytes:
                     break
                 cell = Cell(self.ceilings, [(1, length)] * batch, SHAPE)
                 rates.append((batch, cell.kv_bytes / cell.run_seconds() / self.ceilings.copy))
-            lines.append(f"{length}: " + " ".join(f"{100 * rate:.0f}" for _, rate in rates))
+            lines[length] = [100 * rate for _, rate in rates]
             for (fewer, before), (more, after) in pairwise(rates):
                 if before / after > worst:
                     worst, found = before / after, f"{fewer} to {more} sequences of {length}"
-        note = f"at {found}; % of copy by length for batches of {', '.join(map(str, batches))}: {'; '.join(lines)}"
+        if self.plot is not None:
+            self.plot.write_text(draw_sweep(SWEPT_BATCHES, lines), encoding="utf-8")
+        text = "; ".join(f"{length}: " + " ".join(f"{rate:.0f}" for rate in rates) for length, rates in lines.items())
+        note = f"at {found}; % of copy by length for batches of {', '.join(map(str, SWEPT_BATCHES))}: {text}"
         name = "decode sweep: largest loss of bandwidth between neighbouring batch sizes"
         return [Row(name, "×", round(worst, 3), "lower", note=note)]
 
@@ -247,15 +298,21 @@ def check_correct() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the result files")
-    parser.add_argument("--only", default="small,decode,prefill,mixed,plan,pages,sweep", help="parts, by comma")
+    parser.add_argument(
+        "--only", default="small,decode,prefill,mixed,plan,pages,fp8,shared,sweep", help="parts, by comma"
+    )
     parser.add_argument("--no-peer", action="store_true", help="leave the peer out, also where it is installed")
+    parser.add_argument("--plot", type=Path, help="file for the sweep's plot, an SVG image")
+    parser.add_argument(
+        "--pool-gib", type=int, default=62, help="device memory for the pools; the sweep takes all of it"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("attention needs a CUDA device; torch sees none")
     print(f"correct: worst relative error {check_correct():.1e}", flush=True)
-    ceilings = Ceilings()
+    ceilings = Ceilings(arguments.pool_gib)
     print(ceilings, flush=True)
-    suite = Suite(ceilings, FlashInfer() if installed() and not arguments.no_peer else None)
+    suite = Suite(ceilings, FlashInfer() if installed() and not arguments.no_peer else None, arguments.plot)
     rows = [Row("ceiling: reading", COPY, round(100 * ceilings.read / ceilings.copy, 1), "higher", note=str(ceilings))]
     for part in arguments.only.split(","):
         measure: Callable[[], list[Row]] = getattr(suite, part)

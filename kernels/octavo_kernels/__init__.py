@@ -3,7 +3,7 @@
 from octavo_kernels.activation import silu_mul
 from octavo_kernels.append import AppendPlan, append_kv, plan_append, rope_append_kv
 from octavo_kernels.attention import PagedAttention
-from octavo_kernels.batch import SharedPrefixes
+from octavo_kernels.batch import PackedMask, SharedPrefixes
 from octavo_kernels.norm import rms_norm
 from octavo_kernels.prefixes import detect_shared_prefix
 from octavo_kernels.shape import PAGE_SIZES, AttentionShape, AttentionVariant
@@ -13,6 +13,7 @@ __all__ = [
     "AppendPlan",
     "AttentionShape",
     "AttentionVariant",
+    "PackedMask",
     "PagedAttention",
     "SharedPrefixes",
     "append_kv",

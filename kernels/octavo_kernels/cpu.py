@@ -39,6 +39,7 @@ class CpuBackend:
     """
 
     name = "CPU"
+    fallback_reason: str | None = None
 
     def __init__(self, shape: AttentionShape, variant: AttentionVariant) -> None:
         self._shape = shape
@@ -72,7 +73,14 @@ class CpuBackend:
             k, v = k[:, :, start:end], v[:, :, start:end]
         return _Gather(group, rows, positions, k, v)
 
-    def run(self, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+    def run(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        scales: torch.Tensor | None = None,
+    ) -> None:
         """Writes out and, where given, lse; rows of no sequence stay as they are."""
         shape = self._shape
         pool = kv.view(-1, shape.page_size * shape.head_size)

@@ -11,6 +11,8 @@ import torch
 
 PAGE_SIZES = (8, 16, 32, 64, 128, 256)
 OPERAND_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FP8 = torch.float8_e4m3fn
+POOL_DTYPES = (*OPERAND_DTYPES, FP8)
 MIN_HEAD_SIZE, MAX_HEAD_SIZE = 16, 256
 
 
@@ -23,7 +25,8 @@ class AttentionShape:
     head_size: elements of one head, 16 to 256, a multiple of 8.
     page_size: tokens of one page, one of PAGE_SIZES.
     dtype: dtype of `q` and `out`.
-    kv_dtype: dtype of the pool; None means the same as dtype.
+    kv_dtype: dtype of the pool; None means the same as dtype. torch.float8_e4m3fn holds stored numbers: times the
+        scales that run is given, they are the keys and values.
     Raises ValueError with the field, the value and the limit.
     """
 
@@ -45,9 +48,12 @@ class AttentionShape:
             )
         if self.page_size not in PAGE_SIZES:
             raise ValueError(f"page_size is {self.page_size}; it must be one of {', '.join(map(str, PAGE_SIZES))}")
-        for name, dtype in (("dtype", self.dtype), ("kv_dtype", self.pool_dtype)):
-            if dtype not in OPERAND_DTYPES:
-                raise ValueError(f"{name} is {dtype}; it must be one of {', '.join(map(str, OPERAND_DTYPES))}")
+        for name, dtype, known in (
+            ("dtype", self.dtype, OPERAND_DTYPES),
+            ("kv_dtype", self.pool_dtype, POOL_DTYPES),
+        ):
+            if dtype not in known:
+                raise ValueError(f"{name} is {dtype}; it must be one of {', '.join(map(str, known))}")
 
     @property
     def pool_dtype(self) -> torch.dtype:
@@ -91,6 +97,8 @@ class AttentionVariant:
     transform: a function of one's own, or alibi(…) of octavo_kernels.variants; None for none.
     sinks: float32 `[query_heads]`, a score of each head that takes part in the softmax and has no value; None for
         none. With sinks, a row that sees nothing gives 0, and the sink as its logarithm.
+    custom_mask: whether each plan brings a PackedMask, which says alone which positions a query sees; it takes the
+        place of the causal rule and of a window.
     """
 
     scale: float | None = None
@@ -98,6 +106,7 @@ class AttentionVariant:
     window: int | None = None
     transform: LogitTransform | None = None
     sinks: torch.Tensor | None = field(default=None, compare=False)
+    custom_mask: bool = False
 
     def __post_init__(self) -> None:
         if self.scale is not None and not (math.isfinite(self.scale) and self.scale > 0):
@@ -106,6 +115,8 @@ class AttentionVariant:
             raise ValueError(f"soft_cap is {self.soft_cap}; it must be finite and above 0, or None for no cap")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window is {self.window}; it must be at least 1 token, or None for no window")
+        if self.window is not None and self.custom_mask:
+            raise ValueError(f"window is {self.window}; with custom_mask it must be None: clear those bits instead")
         if self.sinks is not None and (self.sinks.dim() != 1 or self.sinks.dtype != torch.float32):
             raise ValueError(
                 f"sinks is {self.sinks.dtype} {list(self.sinks.shape)}; it must be float32 [query_heads], or None"
@@ -113,8 +124,8 @@ class AttentionVariant:
 
     @property
     def plain(self) -> bool:
-        """Whether every backend's fast path serves it: no transform and no sinks."""
-        return self.transform is None and self.sinks is None
+        """Whether every backend serves it: no transform, no sinks, no mask of one's own."""
+        return self.transform is None and self.sinks is None and not self.custom_mask
 
     def scale_for(self, head_size: int) -> float:
         """The factor of q·k for this head size."""

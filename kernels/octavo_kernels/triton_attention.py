@@ -10,7 +10,19 @@ them (triton_merge).
 import triton
 import triton.language as tl
 
-from octavo_kernels.triton_merge import add_sinks, merge_partials
+from octavo_kernels.triton_merge import merge_partials, store_rows
+
+
+@triton.jit
+def _widen(stored, DTYPE: tl.constexpr, FP8_BITS: tl.constexpr):
+    """Keys or values in the dtype of the products; with FP8_BITS, bytes of e4m3 as 1/256 of their values.
+
+    An e4m3 number's bits, moved to where float16 has its exponent and mantissa, read as 2⁻⁸ of it, subnormal ones too.
+    """
+    if FP8_BITS:
+        bits = stored.to(tl.int16)
+        return (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True).to(DTYPE)
+    return stored.to(DTYPE)
 
 
 @triton.jit
@@ -32,23 +44,27 @@ def _attend_block(
     soft_cap,
     window,
     values,
+    bits_ptr,
     PAGE_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_MASK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     TRANSFORM: tl.constexpr,
     MASKED: tl.constexpr,
+    FP8_BITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """One block of keys into a tile's running sums; bits_ptr: where each row's own mask begins."""
     position = start + tl.arange(0, BLOCK_N)
     inside = position < kv_end
     page = tl.load(table_ptr + position // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
     row = page * stride_page + (position % PAGE_SIZE) * HEAD_SIZE
     present = inside[:, None] & (lane < HEAD_SIZE)[None, :]
     # What is not present is read as 0, never from memory: a free slot may hold NaN.
-    k = tl.load(kv_ptr + row[:, None] + lane[None, :], mask=present, other=0.0).to(q.dtype)
-    v = tl.load(kv_ptr + v_offset + row[:, None] + lane[None, :], mask=present, other=0.0).to(q.dtype)
+    k = _widen(tl.load(kv_ptr + row[:, None] + lane[None, :], mask=present, other=0.0), q.dtype, FP8_BITS)
+    v = _widen(tl.load(kv_ptr + v_offset + row[:, None] + lane[None, :], mask=present, other=0.0), q.dtype, FP8_BITS)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
     if SOFT_CAP:
         # cap · tanh(s / cap)
@@ -58,7 +74,11 @@ def _attend_block(
     if SOFT_CAP or TRANSFORM is not None:
         # To base 2: scale_log2 holds no log2(e) here.
         scores = scores * 1.4426950408889634
-    if MASKED:
+    if HAS_MASK:
+        bits = tl.load(bits_ptr[:, None] + position[None, :] // 8, mask=inside[None, :], other=0).to(tl.int32)
+        visible = inside[None, :] & ((bits >> (position % 8)[None, :]) & 1 != 0)
+        scores = tl.where(visible, scores, float("-inf"))
+    elif MASKED:
         visible = inside[None, :] & (position[None, :] <= query_position[:, None])
         if HAS_WINDOW:
             visible = visible & (position[None, :] > query_position[:, None] - window)
@@ -98,6 +118,12 @@ def attend(
     window,
     sinks_ptr,
     values,
+    rows_ptr,
+    starts_ptr,
+    mask_ptr,
+    mask_starts_ptr,
+    scales_ptr,
+    kv_heads,
     GROUP: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
@@ -106,6 +132,10 @@ def attend(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    FP8_BITS: tl.constexpr,
+    LISTED: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     TRANSFORM: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -114,7 +144,6 @@ def attend(
     TWO_LOOPS: tl.constexpr,
     MERGE_ROWS: tl.constexpr,
     MERGE_SPLITS: tl.constexpr,
-    MERGE_LATER: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     if OVERLAP:
@@ -136,14 +165,29 @@ def attend(
         kv_end = tl.load(item_ptr + 5)
         kv_head = tl.load(item_ptr + 6)
         partial = tl.load(item_ptr + 7).to(tl.int64)
+        splits = tl.load(item_ptr + 10)
         item = tl.load(item_ptr + 11)
         if tokens > 0:
             head = kv_head * GROUP + row % GROUP
             row_used = token < tokens
             stored = row_used[:, None] & (lane < HEAD_SIZE)[None, :]
-            q_row = (first_row + token) * stride_q_token + head * stride_q_head
+            row_of_q = first_row + token
+            if LISTED:
+                row_of_q = tl.load(rows_ptr + row_of_q, mask=row_used, other=0).to(tl.int64)
+            q_row = row_of_q * stride_q_token + head * stride_q_head
             q = tl.load(q_ptr + q_row[:, None] + lane[None, :], mask=stored, other=0.0)
             query_position = first_position + token
+            bits_ptr = row
+            if HAS_MASK:
+                sequence = tl.load(item_ptr + 13)
+                length = tl.load(item_ptr + 12)
+                # Rows past the tile's tokens read its last one's.
+                token_of = first_row + tl.minimum(token, tokens - 1) - tl.load(starts_ptr + sequence)
+                bits_ptr = mask_ptr + tl.load(mask_starts_ptr + sequence) + token_of * ((length + 7) // 8)
+            unit: tl.constexpr = 256.0 if FP8_BITS else 1.0
+            scale = scale_log2 * unit
+            if HAS_SCALES:
+                scale = scale * tl.load(scales_ptr + kv_head)
 
             row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
             row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -158,36 +202,36 @@ def attend(
                 for start in range(kv_begin, masked_begin, BLOCK_N):
                     acc, row_max, row_sum = _attend_block(
                         q, acc, row_max, row_sum, kv, table, start, kv_end, query_position, head, lane, stride_page,
-                        stride_kind, scale_log2, soft_cap, window, values,
-                        PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, TRANSFORM, False, PRECISION,
+                        stride_kind, scale, soft_cap, window, values, bits_ptr,
+                        PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, HAS_MASK, SOFT_CAP, TRANSFORM, False, FP8_BITS,
+                        PRECISION,
                     )  # fmt: skip
             for start in range(masked_begin, kv_end, BLOCK_N):
                 acc, row_max, row_sum = _attend_block(
                     q, acc, row_max, row_sum, kv, table, start, kv_end, query_position, head, lane, stride_page,
-                    stride_kind, scale_log2, soft_cap, window, values,
-                    PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, SOFT_CAP, TRANSFORM, True, PRECISION,
+                    stride_kind, scale, soft_cap, window, values, bits_ptr,
+                    PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, HAS_MASK, SOFT_CAP, TRANSFORM, True, FP8_BITS,
+                    PRECISION,
                 )  # fmt: skip
 
+            if HAS_SCALES:
+                acc = acc * (tl.load(scales_ptr + kv_heads + kv_head) * unit)
+            elif FP8_BITS:
+                acc = acc * unit
             if partial >= 0:
                 base = partial * BLOCK_M + row
                 tl.store(partial_ptr + base[:, None] * BLOCK_D + lane[None, :], acc, mask=row_used[:, None])
                 sums = partial_sums_ptr + partial * (2 * BLOCK_M) + row
                 tl.store(sums, row_max, mask=row_used)
                 tl.store(sums + BLOCK_M, row_sum, mask=row_used)
-                if not MERGE_LATER:
+                if splits > 0:
                     merge_partials(
                         item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, out_ptr, lse_ptr, first_row, tokens,
                         kv_head, stride_out_token, stride_out_head, stride_lse_token,
                         sinks_ptr, GROUP, HEAD_SIZE, BLOCK_M, BLOCK_D, MERGE_ROWS, MERGE_SPLITS, HAS_SINKS, HAS_LSE,
                     )  # fmt: skip
             else:
-                if HAS_SINKS:
-                    acc, row_max, row_sum = add_sinks(acc, row_max, row_sum, sinks_ptr, head, row_used)
-                empty = row_sum == 0.0
-                acc = acc / tl.where(empty, 1.0, row_sum)[:, None]
-                out_row = (first_row + token) * stride_out_token + head * stride_out_head
-                tl.store(out_ptr + out_row[:, None] + lane[None, :], acc.to(out_ptr.dtype.element_ty), mask=stored)
-                if HAS_LSE:
-                    lse = tl.where(empty, float("-inf"), row_max + tl.log2(tl.where(empty, 1.0, row_sum)))
-                    lse_row = lse_ptr + (first_row + token) * stride_lse_token + head
-                    tl.store(lse_row, lse * 0.6931471805599453, mask=row_used)
+                store_rows(
+                    acc, row_max, row_sum, out_ptr, lse_ptr, sinks_ptr, first_row + token, head, row_used, lane,
+                    stride_out_token, stride_out_head, stride_lse_token, HEAD_SIZE, HAS_SINKS, HAS_LSE,
+                )  # fmt: skip

@@ -1,52 +1,44 @@
-"""Plans on the device and launches the attention kernel: once for short tiles, once for long ones."""
+"""Plans on the device and launches the attention kernels: once for short tiles, once for long ones."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 import triton
 
-from octavo_kernels.batch import Batch, SharedPrefixes
-from octavo_kernels.compat import TRITON_DTYPES
-from octavo_kernels.plan import ITEM_COLUMNS, MERGE_COLUMNS, LongLimits, ShortLimits, tile_capacity
-from octavo_kernels.shape import AttentionShape, AttentionVariant
-from octavo_kernels.triton_attention import attend
-from octavo_kernels.triton_launch import Device, Launch, choose_launch, power_of_two, serves_hopper
-from octavo_kernels.triton_merge import merge_lists
-from octavo_kernels.triton_plan import plan_long, plan_merge, plan_short
+from octavo_kernels.batch import Batch, PackedMask, SharedPrefixes
+from octavo_kernels.compat import TRITON_DTYPES, is_interpreting
+from octavo_kernels.plan import ITEM_COLUMNS, MERGE_COLUMNS, LongLimits, ShortLimits, invariant_chunk, tile_capacity
+from octavo_kernels.shape import FP8, AttentionShape, AttentionVariant
+from octavo_kernels.triton_hopper_choice import refuse_hopper
+from octavo_kernels.triton_launch import Device, Launch, choose_launch, power_of_two
+from octavo_kernels.triton_lists import WorkList, WorkLists, merge_tile, plan_block
+from octavo_kernels.triton_plan_groups import plan_merge, plan_rows
+from octavo_kernels.triton_plan_long import plan_long
+from octavo_kernels.triton_plan_short import plan_short
+from octavo_kernels.triton_run import Runner, Tensors, hopper_head_size
 
 # A batch of at most this many tokens a sequence is all short tiles; else sequences with at most this many short tiles
 # are, and the others make long tiles.
 SHORT_TOKENS_PER_SEQUENCE = 2
 SHORT_TILES = 2
+# Keys and values of a step, in bytes, up to which it counts as little. Measured on an H200: one program a
+# multiprocessor, with room for the next launch's beside it, is 5 % faster than two for 268 MB and 2 % slower for 537.
+# Up to here, a launch that merges shared prefixes' results could cost more than 2 % of the step, too.
+LITTLE_BYTES = 400_000_000
+# What all shared prefixes of a step together must save for their merge to pay: about 8 µs of an H200's memory.
+LEAST_SAVED_BYTES = 32 * 2**20
 # Parts that long tiles' work is divided among, per multiprocessor.
 PARTS_PER_PROCESSOR = 2
 
 
 @dataclass(frozen=True)
-class _List:
-    """A work list and what its launch needs."""
-
-    launch: Launch
-    items: torch.Tensor
-    programs: int
-    merge_rows: int
-    merge_splits: int
-    two_loops: bool
-    partials: torch.Tensor
-    partial_sums: torch.Tensor
-    arrivals: torch.Tensor
-    tickets: torch.Tensor
-    merges: torch.Tensor | None
-    """With shared prefixes: where each token's partial results lie, for a launch of its own."""
-
-
-@dataclass(frozen=True)
 class _Step:
-    lists: tuple[_List, ...]
+    lists: tuple[WorkList, ...]
     page_table: torch.Tensor
+    query_starts: torch.Tensor
+    mask: PackedMask | None
     beside: bool
     """Whether short tiles run beside the long ones, which are launched before them."""
 
@@ -58,6 +50,7 @@ class TritonBackend:
         device.
     decode_launch, prefill_launch: launch configurations; None takes those of choose_launch.
     hopper: whether to take the kernels for Hopper GPUs; None: where they serve the shape and the device.
+    batch_invariant: keys are cut at places that follow from each sequence alone (PagedAttention).
     Products are made in the dtype of q, float32 ones without reduced-precision modes; sums are float32. Partial results
     have one place per backend: run it on one stream at a time.
     """
@@ -75,26 +68,38 @@ class TritonBackend:
         decode_launch: Launch | None = None,
         prefill_launch: Launch | None = None,
         hopper: bool | None = None,
+        batch_invariant: bool = False,
     ) -> None:
-        for field, dtype in (("dtype", shape.dtype), ("kv_dtype", shape.pool_dtype)):
-            if dtype not in TRITON_DTYPES:
-                raise ValueError(f"{field} is {dtype}; backend Triton takes {', '.join(map(str, TRITON_DTYPES))}")
+        for field, dtype, known in (
+            ("dtype", shape.dtype, TRITON_DTYPES),
+            ("kv_dtype", shape.pool_dtype, (*TRITON_DTYPES, FP8)),
+        ):
+            if dtype not in known:
+                raise ValueError(f"{field} is {dtype}; backend Triton takes {', '.join(map(str, known))}")
         self._shape = shape
         self._variant = variant
         self._device = device
         self._max_tokens = max_tokens
-        self._short = decode_launch or choose_launch(shape, decode=True)
+        self._invariant = batch_invariant
         self._gpu = Device.of(device)
-        self._hopper = serves_hopper(shape, variant, self._gpu) if hopper is None else hopper
-        self._overlap = self._gpu.major >= 9
+        refusal = refuse_hopper(shape, variant, self._gpu)
+        self._hopper = refusal is None if hopper is None else hopper
+        self.fallback_reason = refusal if self._gpu.major == 9 and not self._hopper else None
         # Short and long tiles of one step side by side, each on its share of the multiprocessors.
         self._beside = self._hopper and share is None
         self._short = decode_launch or choose_launch(shape, decode=True, hopper=self._hopper)
         self._long = prefill_launch or choose_launch(shape, decode=False, hopper=self._hopper)
-        self._programs = share or self._short.programs * self._gpu.processors
-        self._parts = share or PARTS_PER_PROCESSOR * self._gpu.processors
+        self._share = share
+        self._block_d = hopper_head_size(shape) if self._hopper else power_of_two(shape.head_size)
+        self._runner = Runner(
+            shape,
+            variant,
+            self._gpu,
+            overlap=self._gpu.major >= 9,
+            fp8_bits=shape.pool_dtype == FP8 and (is_interpreting() or not _converts_fp8(device)),
+        )
         self._step: _Step | None = None
-        self._lists: dict[tuple[str, int, int], _List] = {}
+        self._lists = WorkLists(device)
 
     def plan(self, batch: Batch, tokens: int | None) -> None:
         """Writes the work lists on the device; tokens bounds the rows of q, None means max_tokens."""
@@ -106,78 +111,136 @@ class TritonBackend:
             tokens = int(starts[-1]) if starts.device.type == "cpu" else self._max_tokens
         device = self._device
         index = [tensor.to(device) for tensor in (batch.query_starts, batch.kv_lengths, batch.slots)]
-        mixed = tokens > SHORT_TOKENS_PER_SEQUENCE * batch.size
+        if self._invariant:
+            # A sequence's kind of tiles must not follow from its neighbours' new tokens.
+            mixed = tokens > self._longest_short
+        else:
+            mixed = tokens > SHORT_TOKENS_PER_SEQUENCE * batch.size
         groups = batch.groups
-        flat = mixed or self._variant.window is not None or self._variant.transform is not None
-        if groups is not None and (flat or groups.count == 0):
-            # Long tiles read a prefix once for many rows as it is; a window moves away from it; a transform may ask
-            # where a query stands, which a prefix's rows do not say.
+        variant = self._variant
+        flat = mixed or self._invariant or variant.window is not None or variant.transform is not None
+        if groups is not None and (
+            flat or variant.custom_mask or groups.count == 0 or self._is_little(batch, batch.size)
+        ):
+            # Long tiles read a prefix once for many rows as it is; a window moves away from it; a transform or a mask
+            # may ask where a query stands, which a prefix's rows do not say.
             groups = None
-        lists = [self._plan_short(index, batch.size, tokens, groups, mixed=mixed)]
+        chunk = invariant_chunk(batch.page_table.shape[1] * self._shape.page_size) if self._invariant else 0
+        lists = [self._plan_short(index, batch, tokens, groups, chunk, mixed=mixed)]
         if mixed:
             # Long tiles first: short ones begin on the multiprocessors that these leave.
             lists.insert(0, self._plan_long(index, batch.size, tokens))
-        self._step = _Step(tuple(lists), batch.page_table.to(device), mixed and self._beside)
+        mask = batch.mask
+        if mask is not None:
+            mask = PackedMask(mask.bits.to(device), mask.starts.to(device))
+        self._step = _Step(tuple(lists), batch.page_table.to(device), index[0], mask, mixed and self._beside)
 
     @property
     def _longest_short(self) -> int:
         """New tokens up to which a sequence of a mixed batch makes short tiles."""
         return SHORT_TILES * (self._short.block_m // self._shape.group_size)
 
+    def _programs(self, batch: Batch, tiles: int, *, little: bool) -> int:
+        """Programs that share the work of so many short tiles; little: whether it may count as little work."""
+        if self._share:
+            return self._share
+        one = self._hopper and little and self._is_little(batch, tiles)
+        return (1 if one else self._short.programs) * self._gpu.processors
+
+    def _is_little(self, batch: Batch, tiles: int) -> bool:
+        """Whether so many tiles read little on a GPU, by what the page table has room for or the caller's bound."""
+        shape = self._shape
+        keys = tiles * batch.page_table.shape[1] * shape.page_size
+        if batch.kv_tokens is not None:
+            keys = min(keys, batch.kv_tokens * max(1, tiles // batch.size))
+        size = keys * 2 * shape.kv_heads * shape.head_size * shape.pool_dtype.itemsize
+        return self._gpu.major > 0 and self._share is None and size <= LITTLE_BYTES
+
     def _plan_short(
-        self, index: list[torch.Tensor], batch: int, tokens: int, groups: SharedPrefixes | None, *, mixed: bool
-    ) -> _List:
+        self,
+        index: list[torch.Tensor],
+        batch: Batch,
+        tokens: int,
+        groups: SharedPrefixes | None,
+        chunk: int,
+        *,
+        mixed: bool,
+    ) -> WorkList:
         shape, launch = self._shape, self._short
         tile_tokens = launch.block_m // shape.group_size
         count = 0 if groups is None else groups.count
-        tiles = tile_capacity(tokens, batch, tile_tokens) + tile_capacity(tokens, count, tile_tokens)
+        tiles = tile_capacity(tokens, batch.size, tile_tokens) + tile_capacity(tokens, count, tile_tokens)
         if mixed:
-            tiles = min(tiles, SHORT_TILES * batch)
+            tiles = min(tiles, SHORT_TILES * batch.size)
+        most_keys = batch.page_table.shape[1] * shape.page_size
         limits = ShortLimits(
             tile_tokens=tile_tokens,
             pairs=max(1, tiles) * shape.kv_heads,
-            programs=self._programs,
+            programs=self._programs(batch, tiles, little=not mixed and groups is None),
             block=launch.block_n,
             longest=self._longest_short if mixed else 0,
+            chunks=max(1, -(-most_keys // chunk)) if chunk else 0,
         )
+        members = 0
+        if groups is not None:
+            members = batch.size if groups.members is None else groups.members.shape[0]
         merges = 0 if groups is None else max(1, tokens) * shape.kv_heads
-        # With prefixes every item leaves a partial result.
-        partials = limits.items if merges else limits.partials
-        kept = self._list("short", limits.items, partials, limits.programs, launch, merges)
-        tensors = [*index, *(index if groups is None else _group_tensors(groups, batch, self._device))]
-        block_b, rows = _plan_block(batch + count)
+        # More values at a time are faster and need registers that the loop over keys would miss on other kernels.
+        values = 128 if self._hopper else 32
+        kept = self._lists.take(
+            "short",
+            launch,
+            items=limits.items,
+            # With prefixes every item may leave a partial result.
+            partials=limits.items if groups is not None else limits.partials,
+            programs=limits.programs,
+            block_d=self._block_d,
+            merge_tile=merge_tile(launch, shape.group_size, self._block_d, values),
+            two_loops=False,
+            group_sizes=None if groups is None else (max(1, tokens), members, batch.size, count, merges),
+        )
+        block_b, rows = plan_block(max(batch.size + count, members + 1))
+        shared = [index[0]] * 5
+        if groups is not None:
+            shared = self._plan_groups(kept, index, groups, batch.size, members, max(1, tokens), block_b, rows)
         constants = {
             "KV_HEADS": shape.kv_heads,
             "TILE_TOKENS": tile_tokens,
             "BLOCK_N": launch.block_n,
-            "PAGE_SIZE": shape.page_size,
             "LEAST_BLOCKS": launch.least_blocks,
             "BLOCK_B": block_b,
             "ROWS": rows,
         }
         plan_short[(triton.cdiv(limits.items, rows),)](
-            *tensors,
+            *index,
+            *shared,
             kept.items,
-            batch,
+            batch.size,
             count,
+            max(1, tokens),
             limits.programs,
             limits.items,
             limits.longest,
             self._variant.window or 0,
             **constants,
             HAS_WINDOW=self._variant.window is not None,
+            HAS_MASK=self._variant.custom_mask,
             GROUPED=groups is not None,
+            CHUNK=chunk,
             BESIDE=launch.programs if mixed and self._beside else 0,
             LONG_TOKENS=self._long.block_m // shape.group_size,
             LONG_BLOCK=self._long.block_n,
             ITEM_COLUMNS=ITEM_COLUMNS,
         )
-        if kept.merges is not None:
+        if kept.groups is not None:
             plan_merge[(triton.cdiv(merges, rows),)](
-                *tensors,
-                kept.merges,
-                batch,
+                *index,
+                *shared,
+                kept.groups.merges,
+                batch.size,
                 count,
+                max(1, tokens),
+                members,
                 limits.programs,
                 merges,
                 **constants,
@@ -185,20 +248,74 @@ class TritonBackend:
             )
         return kept
 
-    def _plan_long(self, index: list[torch.Tensor], batch: int, tokens: int) -> _List:
+    def _plan_groups(
+        self,
+        kept: WorkList,
+        index: list[torch.Tensor],
+        groups: SharedPrefixes,
+        batch: int,
+        members: int,
+        tokens: int,
+        block_b: int,
+        rows: int,
+    ) -> list[torch.Tensor]:
+        """Lists the groups' rows; returns the plan's tensors of groups."""
+        assert kept.groups is not None
+        device, shape = self._device, self._shape
+        listed = groups.members
+        if listed is None:
+            listed = torch.arange(batch, dtype=torch.int32, device=device)
+        listed, starts, lengths = listed.to(device), groups.starts.to(device), groups.lengths.to(device)
+        into = kept.groups
+        plan_rows[(triton.cdiv(tokens, rows),)](
+            index[0],
+            listed,
+            starts,
+            into.rows,
+            into.offsets,
+            into.group_of,
+            lengths,
+            into.shared,
+            batch,
+            members,
+            groups.count,
+            tokens,
+            LEAST_SAVED_BYTES // (2 * shape.head_size * shape.pool_dtype.itemsize) if self._share is None else 0,
+            KV_HEADS=shape.kv_heads,
+            TILE_TOKENS=self._short.block_m // shape.group_size,
+            BLOCK_N=self._short.block_n,
+            PAGE_SIZE=shape.page_size,
+            BLOCK_B=block_b,
+            CHUNK=max(2, 4096 // block_b),
+            ROWS=rows,
+        )
+        return [listed, into.group_of, into.offsets, starts, into.shared]
+
+    def _plan_long(self, index: list[torch.Tensor], batch: int, tokens: int) -> WorkList:
         shape, launch = self._shape, self._long
         tile_tokens = launch.block_m // shape.group_size
         shortest = self._longest_short + 1
         limits = LongLimits(
             tile_tokens=tile_tokens,
             pairs=max(1, tile_capacity(tokens, min(batch, tokens // shortest), tile_tokens)) * shape.kv_heads,
-            share=self._parts,
+            share=self._share or PARTS_PER_PROCESSOR * self._gpu.processors,
             block=launch.block_n,
             shortest=shortest,
             least_blocks=launch.least_blocks,
         )
-        kept = self._list("long", limits.items, limits.partials, limits.items, launch)
-        block_b, rows = _plan_block(batch)
+        variant = self._variant
+        kept = self._lists.take(
+            "long",
+            launch,
+            items=limits.items,
+            partials=limits.partials,
+            programs=limits.items,
+            block_d=self._block_d,
+            # On Hopper GPUs a warpgroup merges its own 64 rows.
+            merge_tile=(64, 1) if self._hopper else merge_tile(launch, shape.group_size, self._block_d, 32),
+            two_loops=variant.window is None and not variant.custom_mask,
+        )
+        block_b, rows = plan_block(batch)
         plan_long[(triton.cdiv(limits.items, rows),)](
             *index,
             kept.items,
@@ -207,13 +324,15 @@ class TritonBackend:
             limits.share,
             limits.items,
             limits.shortest,
-            self._variant.window or 0,
+            variant.window or 0,
             self._gpu.processors,
             KV_HEADS=shape.kv_heads,
             TILE_TOKENS=tile_tokens,
             BLOCK_N=launch.block_n,
             LEAST_BLOCKS=launch.least_blocks,
-            HAS_WINDOW=self._variant.window is not None,
+            HAS_WINDOW=variant.window is not None,
+            HAS_MASK=variant.custom_mask,
+            SPLIT=not self._invariant,
             ITEM_COLUMNS=ITEM_COLUMNS,
             BLOCK_B=block_b,
             ROWS=rows,
@@ -225,239 +344,39 @@ class TritonBackend:
         )
         return kept
 
-    def _list(self, kind: str, items: int, partials: int, programs: int, launch: Launch, merges: int = 0) -> _List:
-        """The list of this kind and size, made once: a captured launch finds every later plan in the same place."""
-        kept = self._lists.get((kind, items, merges))
-        if kept is not None:
-            return kept
-        shape, device = self._shape, self._device
-        block_d = power_of_two(shape.head_size)
-        fitting = (entry for (other, _, _), entry in self._lists.items() if other == kind)
-        same = next((entry for entry in fitting if entry.arrivals.shape[0] >= 2 * partials), None)
-        if same is None:
-            results = torch.empty(partials * launch.block_m * block_d, dtype=torch.float32, device=device)
-            sums = torch.empty(partials * 2 * launch.block_m, dtype=torch.float32, device=device)
-            arrivals = torch.zeros(2 * partials, dtype=torch.int32, device=device)
-        else:
-            results, sums, arrivals = same.partials, same.partial_sums, same.arrivals
-        # More values at a time are faster and need registers that the loop over keys would miss on other kernels.
-        values = 128 if self._hopper else 32
-        merge_rows, merge_splits = _merge_tile(launch, shape.group_size, block_d, values)
-        kept = _List(
-            launch=launch,
-            items=torch.zeros(items, ITEM_COLUMNS, dtype=torch.int32, device=device),
-            programs=programs,
-            merge_rows=merge_rows,
-            merge_splits=merge_splits,
-            two_loops=kind == "long" and self._variant.window is None,
-            partials=results,
-            partial_sums=sums,
-            arrivals=arrivals,
-            tickets=torch.zeros(3, dtype=torch.int32, device=device),
-            merges=torch.zeros(merges, MERGE_COLUMNS, dtype=torch.int32, device=device) if merges else None,
-        )
-        self._lists[kind, items, merges] = kept
-        return kept
-
-    def run(self, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+    def run(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+        scales: torch.Tensor | None = None,
+    ) -> None:
         """Writes out and, where given, lse; rows of no sequence stay as they are."""
         step = self._step
         if step is None or q.shape[0] == 0:
             return
+        mask = step.mask
+        tensors = Tensors(
+            q=q,
+            kv=kv,
+            out=out,
+            lse=lse,
+            scales=scales,
+            page_table=step.page_table,
+            query_starts=step.query_starts,
+            mask_bits=None if mask is None else mask.bits,
+            mask_starts=None if mask is None else mask.starts,
+        )
         for work in step.lists:
             if self._hopper:
-                self._attend_hopper(work, step, q, kv, out, lse)
+                self._runner.attend_hopper(work, tensors, beside=step.beside)
             else:
-                self._attend(work, step.page_table, q, kv, out, lse)
-            if work.merges is not None:
-                self._merge(work, work.merges, out, lse)
-
-    def _merge(self, work: _List, merges: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        """Merges what shared prefixes and sequences' own keys gave, by the plan's lists."""
-        shape = self._shape
-        tokens = min(out.shape[0], merges.shape[0] // shape.kv_heads)
-        block_d = power_of_two(shape.head_size)
-        rows, splits = _merge_tile(Launch(work.launch.block_m, 0, 4, 0), shape.group_size, block_d, 32)
-        sinks = self._variant.sinks
-        merge_lists[(tokens, shape.kv_heads)](
-            merges,
-            work.partials,
-            work.partial_sums,
-            out,
-            out if lse is None else lse,
-            out.stride(0),
-            out.stride(1),
-            0 if lse is None else lse.stride(0),
-            out if sinks is None else sinks,
-            GROUP=shape.group_size,
-            HEAD_SIZE=shape.head_size,
-            BLOCK_M=work.launch.block_m,
-            BLOCK_D=block_d,
-            MERGE_ROWS=rows,
-            MERGE_SPLITS=splits,
-            MERGE_COLUMNS=MERGE_COLUMNS,
-            HAS_SINKS=sinks is not None,
-            HAS_LSE=lse is not None,
-            OVERLAP=self._overlap,
-            num_warps=4,
-            **({"launch_pdl": True} if self._overlap else {}),
-        )
-
-    def _attend(
-        self,
-        work: _List,
-        page_table: torch.Tensor,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-    ) -> None:
-        shape, variant, launch = self._shape, self._variant, work.launch
-        scale = variant.scale_for(shape.head_size)
-        transform = variant.transform
-        options = {"launch_pdl": True} if self._overlap else {}
-        attend[(work.programs,)](
-            q,
-            kv,
-            out,
-            out if lse is None else lse,
-            work.items,
-            page_table,
-            work.partials,
-            work.partial_sums,
-            work.arrivals,
-            q.stride(0),
-            q.stride(1),
-            out.stride(0),
-            out.stride(1),
-            0 if lse is None else lse.stride(0),
-            kv.stride(0),
-            kv.stride(1),
-            kv.stride(2),
-            page_table.stride(0),
-            scale if variant.soft_cap is not None or transform is not None else scale * math.log2(math.e),
-            variant.soft_cap or 0.0,
-            variant.window or 0,
-            out if variant.sinks is None else variant.sinks,
-            (0,) if transform is None else (*transform.values, 0),
-            GROUP=shape.group_size,
-            PAGE_SIZE=shape.page_size,
-            HEAD_SIZE=shape.head_size,
-            ITEM_COLUMNS=ITEM_COLUMNS,
-            BLOCK_M=launch.block_m,
-            BLOCK_N=launch.block_n,
-            BLOCK_D=power_of_two(shape.head_size),
-            HAS_WINDOW=variant.window is not None,
-            SOFT_CAP=variant.soft_cap is not None,
-            TRANSFORM=None if transform is None else transform.kernel,
-            HAS_SINKS=variant.sinks is not None,
-            HAS_LSE=lse is not None,
-            PRECISION="ieee",
-            TWO_LOOPS=work.two_loops,
-            MERGE_ROWS=work.merge_rows,
-            MERGE_SPLITS=work.merge_splits,
-            MERGE_LATER=work.merges is not None,
-            OVERLAP=self._overlap,
-            num_warps=launch.warps,
-            num_stages=launch.stages,
-            **options,
-        )
-
-    def _attend_hopper(
-        self,
-        work: _List,
-        step: _Step,
-        q: torch.Tensor,
-        kv: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor | None,
-    ) -> None:
-        # Imported here: Gluon is a part of Triton that other GPUs do not need.
-        from octavo_kernels.triton_hopper_blocks import describe_pool
-        from octavo_kernels.triton_hopper_long import attend_long
-        from octavo_kernels.triton_hopper_short import attend_short
-
-        shape, variant, launch = self._shape, self._variant, work.launch
-        scale = variant.scale_for(shape.head_size)
-        box = min(shape.page_size, launch.block_n)
-        tensors = (
-            q,
-            describe_pool(kv, box),
-            out,
-            out if lse is None else lse,
-            work.items,
-            step.page_table,
-            work.partials,
-            work.partial_sums,
-            work.arrivals,
-        )
-        numbers = (
-            q.stride(0),
-            q.stride(1),
-            out.stride(0),
-            out.stride(1),
-            0 if lse is None else lse.stride(0),
-            step.page_table.stride(0),
-            shape.kv_heads,
-            scale if variant.soft_cap is not None else scale * math.log2(math.e),
-            variant.soft_cap or 0.0,
-            variant.window or 0,
-        )
-        constants = {
-            "GROUP": shape.group_size,
-            "PAGE_SIZE": shape.page_size,
-            "HEAD_SIZE": shape.head_size,
-            "ITEM_COLUMNS": ITEM_COLUMNS,
-            "BLOCK_N": launch.block_n,
-            "BOX": box,
-            "STAGES": launch.stages,
-            "HAS_WINDOW": variant.window is not None,
-            "SOFT_CAP": variant.soft_cap is not None,
-            "HAS_LSE": lse is not None,
-        }
-        if work.launch is self._long:
-            attend_long[(self._gpu.processors,)](
-                *tensors,
-                work.tickets,
-                *numbers,
-                **constants,
-                PING_PONG=launch.ping_pong,
-                BESIDE=step.beside,
-                num_warps=4,
-            )
-            return
-        # Several programs share a multiprocessor's registers; what the loading warp leaves goes to the computing ones.
-        limit = {"maxnreg": 256 // launch.programs} if launch.programs > 1 else {}
-        attend_short[(work.programs,)](
-            *tensors,
-            *numbers,
-            **constants,
-            MERGE_ROWS=work.merge_rows,
-            MERGE_SPLITS=work.merge_splits,
-            MERGE_LATER=work.merges is not None,
-            OVERLAP=self._overlap,
-            BESIDE=step.beside,
-            num_warps=4,
-            launch_pdl=self._overlap,
-            **limit,
-        )
+                self._runner.attend(work, tensors)
+            if work.groups is not None:
+                self._runner.merge(work, work.groups.merges, tensors)
 
 
-def _group_tensors(groups: SharedPrefixes, batch: int, device: torch.device) -> list[torch.Tensor]:
-    """Each sequence's group (−1: none), and the groups' starts and lengths."""
-    starts, lengths = groups.starts.to(device), groups.lengths.to(device)
-    members = torch.searchsorted(starts, torch.arange(batch, dtype=torch.int32, device=device), right=True) - 1
-    return [torch.where(members < groups.count, members, -1).int(), starts, lengths]
-
-
-def _merge_tile(launch: Launch, group: int, block_d: int, values: int) -> tuple[int, int]:
-    """Rows and partial results that a merging program of this launch holds at a time, at so many values a thread."""
-    at_once = launch.warps * 32 * values // block_d
-    rows = min(launch.block_m, power_of_two(group), at_once)
-    return rows, max(1, min(32, at_once // rows))
-
-
-def _plan_block(batch: int) -> tuple[int, int]:
-    """Lanes for the sequences, and rows of a plan's program: their product stays in registers."""
-    block = max(16, power_of_two(batch))
-    return block, max(4, min(32, 4096 // block))
+def _converts_fp8(device: torch.device) -> bool:
+    """Whether the device converts e4m3 numbers: from compute capability 8.9 on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

@@ -20,31 +20,40 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from octavo_kernels.triton_hopper_merge import sync_warps
+
 # Renamed between Triton's versions; where the new name exists, the old one may exist as well, and raise.
 load_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-sync_warps = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 wait_for_launch_before = tl.extra.cuda.gdc_wait
 let_next_launch_start = tl.extra.cuda.gdc_launch_dependents
 
 
-def describe_pool(kv: torch.Tensor, box: int) -> TensorDescriptor:
-    """The pool `[pages, 2, kv_heads, page_size, head_size]` as rows of one head's tokens, copied by boxes of rows."""
+def describe_pool(kv: torch.Tensor, box: int, head_size: int) -> TensorDescriptor:
+    """The pool `[pages, 2, kv_heads, page_size, head_size]` as rows of one head's tokens, copied by boxes of rows.
+
+    head_size: a box's width, a power of two; the copy engine fills what a row lacks with zeros.
+    """
     rows = kv.view(-1, kv.shape[-1])
-    return TensorDescriptor.from_tensor(rows, [box, kv.shape[-1]], gl.NVMMASharedLayout(128, 16, 2))
+    return TensorDescriptor.from_tensor(rows, [box, head_size], gl.NVMMASharedLayout(128, 16, 2))
 
 
 @gluon.jit
 def load_queries(
-    q_ptr, item_ptr, exists, row, lane, stride_q_token, stride_q_head, GROUP: gl.constexpr,
+    q_ptr, rows_ptr, item_ptr, exists, row, lane, stride_q_token, stride_q_head,
+    GROUP: gl.constexpr, HEAD_USED: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
-    """Rows of an item's queries; zeros where it has none."""
+    """Rows of an item's queries; zeros where it has none. LISTED: its rows of q stand in a list of rows."""
     first_row = gl.load(item_ptr + 1).to(gl.int64)
     tokens = gl.load(item_ptr + 2)
     kv_head = gl.load(item_ptr + 6)
     token = row // GROUP
-    q_row = (first_row + token) * stride_q_token + (kv_head * GROUP + row % GROUP) * stride_q_head
     used = (token < tokens) & exists
-    return gl.load(q_ptr + q_row[:, None] + lane[None, :], mask=used[:, None], other=0.0)
+    row_of_q = first_row + token
+    if LISTED:
+        row_of_q = gl.load(rows_ptr + row_of_q, mask=used, other=0).to(gl.int64)
+    q_row = row_of_q * stride_q_token + (kv_head * GROUP + row % GROUP) * stride_q_head
+    stored = used[:, None] & (lane < HEAD_USED)[None, :]
+    return gl.load(q_ptr + q_row[:, None] + lane[None, :], mask=stored, other=0.0)
 
 
 @gluon.jit

@@ -15,8 +15,8 @@ from octavo_kernels.triton_hopper_blocks import (
     let_next_launch_start,
     load_blocks,
     load_queries,
-    sync_warps,
 )
+from octavo_kernels.triton_hopper_merge import finish_rows, merge_arrived, sync_warps
 
 
 @gluon.jit
@@ -54,55 +54,6 @@ def _produce(
 
 
 @gluon.jit
-def _merge_half(
-    item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, out_ptr, lse_ptr, first_row, tokens, kv_head,
-    stride_out_token, stride_out_head, stride_lse_token,
-    WG: gl.constexpr, GROUP: gl.constexpr, HEAD_SIZE: gl.constexpr, HAS_LSE: gl.constexpr,
-):  # fmt: skip
-    """triton_merge for a warpgroup's 64 rows: they are counted and merged by themselves."""
-    wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_SIZE, HEAD_SIZE // 8], [4, 1], [1, 0])
-    first_partial = gl.load(item_ptr + 8)
-    next_partial = gl.load(item_ptr + 9)
-    splits = gl.load(item_ptr + 10)
-    arrivals = arrivals_ptr + first_partial * 2 + WG
-    sync_warps()
-    arrived = gl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu")
-    if arrived == splits - 1:
-        gl.store(arrivals, 0)
-        row = WG * 64 + gl.arange(0, 64, gl.SliceLayout(1, wide))
-        lane = gl.arange(0, HEAD_SIZE, gl.SliceLayout(0, wide))
-        merged = gl.zeros([64, HEAD_SIZE], gl.float32, wide)
-        row_max = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, wide))
-        row_sum = gl.zeros([64], gl.float32, gl.SliceLayout(1, wide))
-        for split in range(splits):
-            place = gl.where(split == 0, first_partial, next_partial + split - 1).to(gl.int64)
-            sums = partial_sums_ptr + place * 256 + row
-            part_max = gl.load(sums, cache_modifier=".cg")
-            part_sum = gl.load(sums + 128, cache_modifier=".cg")
-            values = gl.load(
-                partial_ptr + (place * 128 + row)[:, None] * HEAD_SIZE + lane[None, :], cache_modifier=".cg"
-            )
-            new_max = gl.maximum(row_max, part_max)
-            shift = gl.where(new_max == float("-inf"), 0.0, new_max)
-            decay = gl.exp2(row_max - shift)
-            weight = gl.exp2(part_max - shift)
-            merged = merged * decay[:, None] + values * weight[:, None]
-            row_sum = row_sum * decay + part_sum * weight
-            row_max = new_max
-        empty = row_sum == 0.0
-        total = gl.where(empty, 1.0, row_sum)
-        values = merged / total[:, None]
-        token = row // GROUP
-        head = kv_head * GROUP + row % GROUP
-        out_row = (first_row + token) * stride_out_token + head * stride_out_head
-        used = token < tokens
-        gl.store(out_ptr + out_row[:, None] + lane[None, :], values.to(out_ptr.dtype.element_ty), mask=used[:, None])
-        if HAS_LSE:
-            lse = gl.where(empty, float("-inf"), row_max + gl.log2(total))
-            gl.store(lse_ptr + (first_row + token) * stride_lse_token + head, lse * 0.6931471805599453, mask=used)
-
-
-@gluon.jit
 def _take(item_smem, item_full, item_empty, turn):
     """The item that the loading warp told of; −1 at the end."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -115,13 +66,14 @@ def _take(item_smem, item_full, item_empty, turn):
 
 @gluon.jit
 def _consume(
-    q_ptr, out_ptr, lse_ptr, items_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr,
+    q_ptr, out_ptr, lse_ptr, sinks_ptr, items_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token,
     scale_log2, soft_cap, window,
     q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty, item_smem, item_full, item_empty, turns, fixed,
-    WG: gl.constexpr, GROUP: gl.constexpr, HEAD_SIZE: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
-    STAGES: gl.constexpr, ITEM_COLUMNS: gl.constexpr, HAS_WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr,
-    HAS_LSE: gl.constexpr, PING_PONG: gl.constexpr,
+    WG: gl.constexpr, GROUP: gl.constexpr, HEAD_SIZE: gl.constexpr, HEAD_USED: gl.constexpr, BLOCK_N: gl.constexpr,
+    BOX: gl.constexpr, STAGES: gl.constexpr, ITEM_COLUMNS: gl.constexpr, HAS_WINDOW: gl.constexpr,
+    SOFT_CAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, MERGE_ROWS: gl.constexpr,
+    MERGE_SPLITS: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """A computing warpgroup: 64 rows of each item that the loading warp tells of."""
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_SIZE, HEAD_SIZE // 8], [4, 1], [1, 0])
@@ -134,7 +86,7 @@ def _consume(
     position_lane = gl.arange(0, BLOCK_N, gl.SliceLayout(0, scores_layout))
     wide_row = WG * 64 + gl.arange(0, 64, gl.SliceLayout(1, wide))
     lane = gl.arange(0, HEAD_SIZE, gl.SliceLayout(0, wide))
-    wide_token = wide_row // GROUP
+    acc_row = WG * 64 + gl.arange(0, 64, rows_of_acc)
     turn = 0
     step = 0
     order = 0
@@ -142,7 +94,9 @@ def _consume(
     item = _take(item_smem, item_full, item_empty, turn)
     turn += 1
     item_ptr = items_ptr + gl.maximum(item, 0) * ITEM_COLUMNS
-    queries = load_queries(q_ptr, item_ptr, item >= 0, wide_row, lane, stride_q_token, stride_q_head, GROUP)
+    queries = load_queries(
+        q_ptr, q_ptr, item_ptr, item >= 0, wide_row, lane, stride_q_token, stride_q_head, GROUP, HEAD_USED, False
+    )
     while item >= 0:
         item_ptr = items_ptr + item * ITEM_COLUMNS
         first_row = gl.load(item_ptr + 1).to(gl.int64)
@@ -167,10 +121,10 @@ def _consume(
         item = _take(item_smem, item_full, item_empty, turn)
         turn += 1
         next_ptr = items_ptr + gl.maximum(item, 0) * ITEM_COLUMNS
-        queries = load_queries(q_ptr, next_ptr, item >= 0, wide_row, lane, stride_q_token, stride_q_head, GROUP)
+        queries = load_queries(
+            q_ptr, q_ptr, next_ptr, item >= 0, wide_row, lane, stride_q_token, stride_q_head, GROUP, HEAD_USED, False
+        )
 
-        head = kv_head * GROUP + wide_row % GROUP
-        used = (wide_token < tokens)[:, None]
         if partial >= 0:
             base = partial * 128 + wide_row
             part = gl.convert_layout(acc, wide)
@@ -178,32 +132,44 @@ def _consume(
             sums = partial_sums_ptr + partial * 256 + row
             gl.store(sums, row_max)
             gl.store(sums + 128, row_sum)
-            _merge_half(
-                item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, out_ptr, lse_ptr, first_row, tokens, kv_head,
-                stride_out_token, stride_out_head, stride_lse_token, WG, GROUP, HEAD_SIZE, HAS_LSE,
+            # Each warpgroup's rows are counted and merged by themselves.
+            merge_arrived(
+                item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr + gl.load(item_ptr + 8) * 2 + WG, out_ptr,
+                lse_ptr, sinks_ptr, first_row, WG * 64, gl.minimum(WG * 64 + 64, tokens * GROUP), kv_head,
+                stride_out_token, stride_out_head, stride_lse_token,
+                128, GROUP, HEAD_SIZE, HEAD_USED, MERGE_ROWS, MERGE_SPLITS, HAS_SINKS, HAS_LSE,
             )  # fmt: skip
         else:
-            empty = row_sum == 0.0
-            total = gl.where(empty, 1.0, row_sum)
-            acc = acc / gl.convert_layout(total, rows_of_acc)[:, None]
-            out_row = (first_row + wide_token) * stride_out_token + head * stride_out_head
-            values = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), wide)
-            gl.store(out_ptr + out_row[:, None] + lane[None, :], values, mask=used)
+            acc_head = kv_head * GROUP + acc_row % GROUP
+            used = acc_row // GROUP < tokens
+            values, lse = finish_rows(
+                acc, gl.convert_layout(row_max, rows_of_acc), gl.convert_layout(row_sum, rows_of_acc), sinks_ptr,
+                acc_head, used, HAS_SINKS,
+            )  # fmt: skip
+            out_row = (first_row + wide_row // GROUP) * stride_out_token
+            out_row += (kv_head * GROUP + wide_row % GROUP) * stride_out_head
+            stored = (wide_row // GROUP < tokens)[:, None] & (lane < HEAD_USED)[None, :]
+            values = gl.convert_layout(values.to(out_ptr.dtype.element_ty), wide)
+            gl.store(out_ptr + out_row[:, None] + lane[None, :], values, mask=stored)
             if HAS_LSE:
-                lse = gl.where(empty, float("-inf"), row_max + gl.log2(total))
-                lse_row = (first_row + row // GROUP) * stride_lse_token + kv_head * GROUP + row % GROUP
-                gl.store(lse_ptr + lse_row, lse * 0.6931471805599453, mask=row // GROUP < tokens)
+                lse_row = (first_row + acc_row // GROUP) * stride_lse_token + acc_head
+                gl.store(lse_ptr + lse_row, lse, mask=used)
 
 
 @gluon.jit
 def attend_long(
-    q_ptr, kv_desc, out_ptr, lse_ptr, items_ptr, table_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, tickets_ptr,
-    stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token, stride_table, kv_heads,
-    scale_log2, soft_cap, window,
-    GROUP: gl.constexpr, PAGE_SIZE: gl.constexpr, HEAD_SIZE: gl.constexpr, ITEM_COLUMNS: gl.constexpr,
-    BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, HAS_WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr,
-    HAS_LSE: gl.constexpr, PING_PONG: gl.constexpr, BESIDE: gl.constexpr,
+    q_ptr, kv_desc, out_ptr, lse_ptr, sinks_ptr, items_ptr, table_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr,
+    tickets_ptr, stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token, stride_table,
+    kv_heads, scale_log2, soft_cap, window,
+    GROUP: gl.constexpr, PAGE_SIZE: gl.constexpr, HEAD_SIZE: gl.constexpr, HEAD_USED: gl.constexpr,
+    ITEM_COLUMNS: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+    HAS_WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
+    MERGE_ROWS: gl.constexpr, MERGE_SPLITS: gl.constexpr, PING_PONG: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
+    """The launch: rings of BLOCK_N keys and values in STAGES, filled by one warp and taken by two warpgroups.
+
+    BESIDE: short tiles run at the same time.
+    """
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     counter: gl.constexpr = mbarrier.MBarrierLayout()
@@ -241,23 +207,23 @@ def attend_long(
             (
                 _consume,
                 (
-                    q_ptr, out_ptr, lse_ptr, items_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr,
+                    q_ptr, out_ptr, lse_ptr, sinks_ptr, items_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr,
                     stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token,
                     scale_log2, soft_cap, window, q_smem.index(0), k_smem, v_smem, k_full, k_empty, v_full, v_empty,
                     item_smem, item_full, item_empty, turns, fixed,
-                    first, GROUP, HEAD_SIZE, BLOCK_N, BOX, STAGES, ITEM_COLUMNS, HAS_WINDOW, SOFT_CAP, HAS_LSE,
-                    PING_PONG,
+                    first, GROUP, HEAD_SIZE, HEAD_USED, BLOCK_N, BOX, STAGES, ITEM_COLUMNS, HAS_WINDOW, SOFT_CAP,
+                    HAS_SINKS, HAS_LSE, MERGE_ROWS, MERGE_SPLITS, PING_PONG,
                 ),
             ),
             (
                 _consume,
                 (
-                    q_ptr, out_ptr, lse_ptr, items_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr,
+                    q_ptr, out_ptr, lse_ptr, sinks_ptr, items_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr,
                     stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token,
                     scale_log2, soft_cap, window, q_smem.index(1), k_smem, v_smem, k_full, k_empty, v_full, v_empty,
                     item_smem, item_full, item_empty, turns, fixed,
-                    second, GROUP, HEAD_SIZE, BLOCK_N, BOX, STAGES, ITEM_COLUMNS, HAS_WINDOW, SOFT_CAP, HAS_LSE,
-                    PING_PONG,
+                    second, GROUP, HEAD_SIZE, HEAD_USED, BLOCK_N, BOX, STAGES, ITEM_COLUMNS, HAS_WINDOW, SOFT_CAP,
+                    HAS_SINKS, HAS_LSE, MERGE_ROWS, MERGE_SPLITS, PING_PONG,
                 ),
             ),
             (

@@ -14,18 +14,26 @@ from octavo_kernels.triton_hopper_blocks import (
     attend_blocks,
     let_next_launch_start,
     load_blocks,
-    sync_warps,
+    load_queries,
     wait_for_launch_before,
 )
+from octavo_kernels.triton_hopper_merge import finish_rows, merge_arrived, sync_warps
 
 
 @gluon.jit
 def _load(
     desc, items_ptr, table_ptr, stride_table, kv_heads, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
     PAGE_SIZE: gl.constexpr, HEAD_SIZE: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
-    ITEM_COLUMNS: gl.constexpr,
+    ITEM_COLUMNS: gl.constexpr, OVERLAP: gl.constexpr, BESIDE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
+    """The loading warp: keeps the rings full through all items of the program."""
     item = gl.program_id(0)
+    if OVERLAP and not BESIDE:
+        # What comes before this line may run while the launch before still does; nothing of its results is read there.
+        wait_for_launch_before()
+        if EARLY:
+            # There is room beside this launch's programs: the next one's may settle there.
+            let_next_launch_start()
     step = 0
     while item >= 0:
         item_ptr = items_ptr + item * ITEM_COLUMNS
@@ -36,81 +44,22 @@ def _load(
                 desc, item_ptr, table_ptr, stride_table, kv_heads,
                 k_smem, v_smem, k_full, k_empty, v_full, v_empty, step, PAGE_SIZE, HEAD_SIZE, BLOCK_N, BOX, STAGES,
             )  # fmt: skip
-
-
-@gluon.jit
-def _merge(
-    item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, out_ptr, lse_ptr, first_row, tokens, kv_head,
-    stride_out_token, stride_out_head, stride_lse_token,
-    GROUP: gl.constexpr, HEAD_SIZE: gl.constexpr, MERGE_ROWS: gl.constexpr, MERGE_SPLITS: gl.constexpr,
-    HAS_LSE: gl.constexpr,
-):  # fmt: skip
-    """triton_merge, with all partial results of a few rows on their way at once."""
-    cube: gl.constexpr = gl.BlockedLayout([MERGE_SPLITS, 1, HEAD_SIZE // 32], [1, 1, 32], [1, 4, 1], [2, 1, 0])
-    by_row: gl.constexpr = gl.SliceLayout(2, cube)
-    plane: gl.constexpr = gl.SliceLayout(0, cube)
-    rows_of_plane: gl.constexpr = gl.SliceLayout(1, plane)
-    first_partial = gl.load(item_ptr + 8)
-    next_partial = gl.load(item_ptr + 9)
-    splits = gl.load(item_ptr + 10)
-    # All threads have stored before one of them counts, and the count releases what they stored.
-    sync_warps()
-    arrived = gl.atomic_add(arrivals_ptr + first_partial, 1, sem="acq_rel", scope="gpu")
-    if arrived == splits - 1:
-        gl.store(arrivals_ptr + first_partial, 0)
-        part = gl.arange(0, MERGE_SPLITS, gl.SliceLayout(1, by_row))
-        part_row = gl.arange(0, MERGE_ROWS, gl.SliceLayout(0, by_row))
-        part_lane = gl.arange(0, HEAD_SIZE, gl.SliceLayout(0, gl.SliceLayout(1, cube)))
-        lane = gl.arange(0, HEAD_SIZE, gl.SliceLayout(0, plane))
-        for first in range(0, tokens * GROUP, MERGE_ROWS):
-            row_max = gl.full([MERGE_ROWS], float("-inf"), gl.float32, gl.SliceLayout(0, by_row))
-            row_sum = gl.zeros([MERGE_ROWS], gl.float32, gl.SliceLayout(0, by_row))
-            acc = gl.zeros([MERGE_ROWS, HEAD_SIZE], gl.float32, plane)
-            for start in range(0, splits, MERGE_SPLITS):
-                split = start + part
-                place = gl.where(split == 0, first_partial, next_partial + split - 1).to(gl.int64)
-                used = (split < splits)[:, None] & (first + part_row < tokens * GROUP)[None, :]
-                sums = partial_sums_ptr + place[:, None] * 128 + first + part_row[None, :]
-                part_max = gl.load(sums, mask=used, other=float("-inf"), cache_modifier=".cg")
-                part_sum = gl.load(sums + 64, mask=used, other=0.0, cache_modifier=".cg")
-                base = (place[:, None] * 64 + first + part_row[None, :]) * HEAD_SIZE
-                values = gl.load(
-                    partial_ptr + base[:, :, None] + part_lane[None, :][:, None, :],
-                    mask=used[:, :, None],
-                    other=0.0,
-                    cache_modifier=".cg",
-                )
-                new_max = gl.maximum(row_max, gl.max(part_max, 0))
-                shift = gl.where(new_max == float("-inf"), 0.0, new_max)
-                decay = gl.exp2(row_max - shift)
-                weight = gl.exp2(part_max - shift[None, :])
-                acc = acc * gl.convert_layout(decay, rows_of_plane)[:, None] + gl.sum(values * weight[:, :, None], 0)
-                row_sum = row_sum * decay + gl.sum(part_sum * weight, 0)
-                row_max = new_max
-            empty = row_sum == 0.0
-            total = gl.where(empty, 1.0, row_sum)
-            lse = gl.convert_layout(gl.where(empty, float("-inf"), row_max + gl.log2(total)), rows_of_plane)
-            row = first + gl.arange(0, MERGE_ROWS, rows_of_plane)
-            token = row // GROUP
-            head = kv_head * GROUP + row % GROUP
-            out_row = (first_row + token) * stride_out_token + head * stride_out_head
-            stored = row < tokens * GROUP
-            merged = (acc / gl.convert_layout(total, rows_of_plane)[:, None]).to(out_ptr.dtype.element_ty)
-            gl.store(out_ptr + out_row[:, None] + lane[None, :], merged, mask=stored[:, None])
-            if HAS_LSE:
-                lse_row = (first_row + token) * stride_lse_token + head
-                gl.store(lse_ptr + lse_row, lse * 0.6931471805599453, mask=stored)
+    if OVERLAP and not BESIDE:
+        # All pages are asked for: the next launch may begin while this one computes and merges.
+        let_next_launch_start()
 
 
 @gluon.jit
 def _compute(
-    q_ptr, out_ptr, lse_ptr, items_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr,
+    q_ptr, out_ptr, lse_ptr, sinks_ptr, rows_ptr, items_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token,
     scale_log2, soft_cap, window, q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-    GROUP: gl.constexpr, HEAD_SIZE: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
-    ITEM_COLUMNS: gl.constexpr, HAS_WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr, HAS_LSE: gl.constexpr,
-    MERGE_ROWS: gl.constexpr, MERGE_SPLITS: gl.constexpr, MERGE_LATER: gl.constexpr,
+    GROUP: gl.constexpr, HEAD_SIZE: gl.constexpr, HEAD_USED: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr,
+    STAGES: gl.constexpr, ITEM_COLUMNS: gl.constexpr, HAS_WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr,
+    HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, LISTED: gl.constexpr, MERGE_ROWS: gl.constexpr,
+    MERGE_SPLITS: gl.constexpr, OVERLAP: gl.constexpr, BESIDE: gl.constexpr,
 ):  # fmt: skip
+    """The computing warpgroup: all items of the program, each to its place among the results."""
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_SIZE, HEAD_SIZE // 8], [4, 1], [1, 0])
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_SIZE, 16])
@@ -126,6 +75,8 @@ def _compute(
     order = 0
     fixes = 0
     item = gl.program_id(0)
+    if OVERLAP and not BESIDE:
+        wait_for_launch_before()
     while item >= 0:
         item_ptr = items_ptr + item * ITEM_COLUMNS
         first_row = gl.load(item_ptr + 1).to(gl.int64)
@@ -135,13 +86,16 @@ def _compute(
         kv_end = gl.load(item_ptr + 5)
         kv_head = gl.load(item_ptr + 6)
         partial = gl.load(item_ptr + 7).to(gl.int64)
+        splits = gl.load(item_ptr + 10)
         length = gl.load(item_ptr + 12)
         item = gl.load(item_ptr + 11)
         if tokens > 0:
-            q_row = (first_row + wide_row // GROUP) * stride_q_token
-            q_row += (kv_head * GROUP + wide_row % GROUP) * stride_q_head
-            q_used = (wide_row // GROUP < tokens)[:, None]
-            q_smem.store(gl.load(q_ptr + q_row[:, None] + wide_lane[None, :], mask=q_used, other=0.0))
+            q_smem.store(
+                load_queries(
+                    q_ptr, rows_ptr, item_ptr, tokens > 0, wide_row, wide_lane, stride_q_token, stride_q_head,
+                    GROUP, HEAD_USED, LISTED,
+                )
+            )  # fmt: skip
             fence_async_shared()
             sync_warps()
             acc, row_max, row_sum, step, order, fixes = attend_blocks(
@@ -159,35 +113,38 @@ def _compute(
                 sums = partial_sums_ptr + partial * 128 + row
                 gl.store(sums, row_max, mask=used)
                 gl.store(sums + 64, row_sum, mask=used)
-                if not MERGE_LATER:
-                    _merge(
-                        item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr, out_ptr, lse_ptr, first_row, tokens,
-                        kv_head, stride_out_token, stride_out_head, stride_lse_token,
-                        GROUP, HEAD_SIZE, MERGE_ROWS, MERGE_SPLITS, HAS_LSE,
+                if splits > 0:
+                    merge_arrived(
+                        item_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr + gl.load(item_ptr + 8), out_ptr, lse_ptr,
+                        sinks_ptr, first_row, 0, tokens * GROUP, kv_head,
+                        stride_out_token, stride_out_head, stride_lse_token,
+                        64, GROUP, HEAD_SIZE, HEAD_USED, MERGE_ROWS, MERGE_SPLITS, HAS_SINKS, HAS_LSE,
                     )  # fmt: skip
             else:
-                empty = row_sum == 0.0
-                total = gl.where(empty, 1.0, row_sum)
                 head = kv_head * GROUP + row % GROUP
+                values, lse = finish_rows(acc, row_max, row_sum, sinks_ptr, head, used, HAS_SINKS)
                 out_row = (first_row + token) * stride_out_token + head * stride_out_head
-                values = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-                gl.store(out_ptr + out_row[:, None] + lane[None, :], values, mask=used[:, None])
+                stored = used[:, None] & (lane < HEAD_USED)[None, :]
+                gl.store(out_ptr + out_row[:, None] + lane[None, :], values.to(out_ptr.dtype.element_ty), mask=stored)
                 if HAS_LSE:
-                    lse = gl.where(empty, float("-inf"), row_max + gl.log2(total))
-                    lse_row = (first_row + token) * stride_lse_token + head
-                    gl.store(lse_ptr + lse_row, lse * 0.6931471805599453, mask=used)
+                    gl.store(lse_ptr + (first_row + token) * stride_lse_token + head, lse, mask=used)
 
 
 @gluon.jit
 def attend_short(
-    q_ptr, kv_desc, out_ptr, lse_ptr, items_ptr, table_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr,
-    stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token, stride_table, kv_heads,
-    scale_log2, soft_cap, window,
-    GROUP: gl.constexpr, PAGE_SIZE: gl.constexpr, HEAD_SIZE: gl.constexpr, ITEM_COLUMNS: gl.constexpr,
-    BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr, HAS_WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr,
-    HAS_LSE: gl.constexpr, MERGE_ROWS: gl.constexpr, MERGE_SPLITS: gl.constexpr, MERGE_LATER: gl.constexpr,
-    OVERLAP: gl.constexpr, BESIDE: gl.constexpr,
+    q_ptr, kv_desc, out_ptr, lse_ptr, sinks_ptr, rows_ptr, items_ptr, table_ptr, partial_ptr, partial_sums_ptr,
+    arrivals_ptr, stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token, stride_table,
+    kv_heads, scale_log2, soft_cap, window,
+    GROUP: gl.constexpr, PAGE_SIZE: gl.constexpr, HEAD_SIZE: gl.constexpr, HEAD_USED: gl.constexpr,
+    ITEM_COLUMNS: gl.constexpr, BLOCK_N: gl.constexpr, BOX: gl.constexpr, STAGES: gl.constexpr,
+    HAS_WINDOW: gl.constexpr, SOFT_CAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
+    LISTED: gl.constexpr, MERGE_ROWS: gl.constexpr, MERGE_SPLITS: gl.constexpr, OVERLAP: gl.constexpr,
+    BESIDE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
+    """The launch: rings of BLOCK_N keys and values in STAGES, filled by one warp and taken by one warpgroup.
+
+    BESIDE: long tiles run at the same time. EARLY: there is one program a multiprocessor at most.
+    """
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     counter: gl.constexpr = mbarrier.MBarrierLayout()
@@ -204,20 +161,16 @@ def attend_short(
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(v_empty.index(stage), count=1)
     fence_async_shared()
-    if OVERLAP and not BESIDE:
-        # Everything before this line may run while the launch before still does; nothing of its results is read there.
-        wait_for_launch_before()
-        let_next_launch_start()
     gl.warp_specialize(
         [
             (
                 _compute,
                 (
-                    q_ptr, out_ptr, lse_ptr, items_ptr, partial_ptr, partial_sums_ptr, arrivals_ptr,
-                    stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token,
+                    q_ptr, out_ptr, lse_ptr, sinks_ptr, rows_ptr, items_ptr, partial_ptr, partial_sums_ptr,
+                    arrivals_ptr, stride_q_token, stride_q_head, stride_out_token, stride_out_head, stride_lse_token,
                     scale_log2, soft_cap, window, q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-                    GROUP, HEAD_SIZE, BLOCK_N, BOX, STAGES, ITEM_COLUMNS, HAS_WINDOW, SOFT_CAP, HAS_LSE,
-                    MERGE_ROWS, MERGE_SPLITS, MERGE_LATER,
+                    GROUP, HEAD_SIZE, HEAD_USED, BLOCK_N, BOX, STAGES, ITEM_COLUMNS, HAS_WINDOW, SOFT_CAP, HAS_SINKS,
+                    HAS_LSE, LISTED, MERGE_ROWS, MERGE_SPLITS, OVERLAP, BESIDE,
                 ),
             ),
             (
@@ -225,7 +178,7 @@ def attend_short(
                 (
                     kv_desc, items_ptr, table_ptr, stride_table, kv_heads,
                     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
-                    PAGE_SIZE, HEAD_SIZE, BLOCK_N, BOX, STAGES, ITEM_COLUMNS,
+                    PAGE_SIZE, HEAD_SIZE, BLOCK_N, BOX, STAGES, ITEM_COLUMNS, OVERLAP, BESIDE, EARLY,
                 ),
             ),
         ],

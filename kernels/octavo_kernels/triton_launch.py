@@ -63,7 +63,7 @@ def choose_launch(shape: AttentionShape, *, decode: bool, hopper: bool = False) 
     """Launch configuration by shape; decode tiles hold few tokens' groups, prefill tiles many tokens."""
     if hopper:
         # A multiprocessor holds two programs of short tiles with 96 KiB of keys and values each, or one of long tiles.
-        narrow = shape.head_size == 64
+        narrow = shape.head_size <= 64
         return Launch(64, 64, 4, 6 if narrow else 3, programs=2) if decode else Launch(128, 128, 8, 4 if narrow else 2)
     group = power_of_two(shape.group_size)
     if is_interpreting():

@@ -29,6 +29,7 @@ from octavo_server.engine.messages import (
     Finished,
     Outputs,
     PlainOutputs,
+    Progress,
     Ready,
     RequestOutput,
     SamplingParams,
@@ -129,7 +130,19 @@ class LLM:
         )
         self.engine: Engine
         self.ready: Ready
-        self.engine, self.ready = start(config, lambda progress: None)
+        self.start_seconds: dict[str, float] = {}
+        """Time that each stage of the start took."""
+        begun, stage = time.monotonic(), ""
+
+        def note(progress: Progress) -> None:
+            nonlocal begun, stage
+            now = time.monotonic()
+            if stage:
+                self.start_seconds[stage] = self.start_seconds.get(stage, 0.0) + now - begun
+            begun, stage = now, progress.stage
+
+        self.engine, self.ready = start(config, note)
+        note(Progress("", 100))
         self._path = Path(model)
         self._tokenizer: TextTokenizer | None = None
         self._next_id = 0
@@ -155,7 +168,7 @@ class LLM:
 
         params: one for all, or one each. detokenize: False leaves the texts empty and needs no tokenizer.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
         if params is None or isinstance(params, GenerationParams):
             params = [params or GenerationParams()] * len(texts)
         if len(params) != len(texts):

@@ -204,14 +204,11 @@ def test_a_captured_graph_is_right_in_a_thousand_replays_of_random_mixes(batch, 
     bucket = Replayed(shape, batch, tokens, pages=900, columns=90)
     bucket.load(random_case(shape, random_mix(random, batch, tokens, 1300), device=DEVICE))
     bucket.capture()
-    cases = [random_case(shape, random_mix(random, batch, tokens, 1300), device=DEVICE, seed=n) for n in range(50)]
-    first = []
-    for case in cases:
+    for seed in range(1000):
+        case = random_case(shape, random_mix(random, batch, tokens, 1300), device=DEVICE, seed=seed)
         bucket.check(case, 1e-2)
-        first.append(bucket.out.clone())
-    # Replayed again in any order, each mix gives the same bits.
-    for replay in range(1000):
-        which = random.randrange(len(cases))
-        bucket.load(cases[which])
+        first = bucket.out.clone()
+        # Replayed again, the mix gives the same bits.
+        bucket.out.fill_(7.0)
         bucket.graph.replay()
-        assert torch.equal(bucket.out, first[which]), (replay, which)
+        assert torch.equal(bucket.out, first), seed

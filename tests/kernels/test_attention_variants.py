@@ -96,7 +96,7 @@ def test_sinks_and_biases_stand_with_a_shared_prefix(biased):
 def test_auto_takes_the_reference_for_such_variants_in_host_memory():
     variant = AttentionVariant(sinks=torch.zeros(4))
     assert PagedAttention(SHAPE, variant).backend == "Reference"
-    with pytest.raises(ValueError, match="backend CPU takes no transform and no sinks"):
+    with pytest.raises(ValueError, match="backend CPU takes no transform, no sinks"):
         PagedAttention(SHAPE, variant, backend="CPU")
 
 

@@ -24,16 +24,19 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from octavo_kernels.triton_attention import attend
 from octavo_kernels.triton_hopper_long import attend_long
 from octavo_kernels.triton_hopper_short import attend_short
-from octavo_kernels.triton_plan import plan_long, plan_merge, plan_short
+from octavo_kernels.triton_plan_groups import plan_merge, plan_rows
+from octavo_kernels.triton_plan_long import plan_long
+from octavo_kernels.triton_plan_short import plan_short
 
 ARCHITECTURE, KIND = int(sys.argv[1]), sys.argv[2]
 FLOATS = ("scale_log2", "soft_cap")
 TYPED = {"q_ptr": "*fp16", "kv_ptr": "*fp16", "out_ptr": "*fp16", "lse_ptr": "*fp32", "partial_ptr": "*fp32"}
-TYPED |= {"partial_sums_ptr": "*fp32"}
+TYPED |= {"partial_sums_ptr": "*fp32", "sinks_ptr": "*fp32", "scales_ptr": "*fp32", "mask_ptr": "*u8"}
+TYPED |= {"mask_starts_ptr": "*i64"}
 BOX = "tensordesc<fp16[16, 128]," + repr(gl.NVMMASharedLayout(128, 16, 2)) + ">"
 
 
-def compile(kernel, constants, source=ASTSource, **options):
+def compile(kernel, constants, source=ASTSource, typed=None, **options):
     names = kernel.arg_names
     types = {}
     for name in names:
@@ -44,7 +47,7 @@ def compile(kernel, constants, source=ASTSource, **options):
         elif name in FLOATS:
             types[name] = "fp32"
         else:
-            types[name] = TYPED.get(name, "*i32" if name.endswith("_ptr") else "i32")
+            types[name] = (TYPED | (typed or {})).get(name, "*i32" if name.endswith("_ptr") else "i32")
     aligned = [n for n, name in enumerate(names) if types[name].startswith("*") or name.startswith("stride")]
     compiled = triton.compile(
         source(
@@ -60,43 +63,49 @@ def compile(kernel, constants, source=ASTSource, **options):
 
 
 shape = {"GROUP": 4, "PAGE_SIZE": 16, "HEAD_SIZE": 128, "ITEM_COLUMNS": 16}
-variant = {"HAS_WINDOW": True, "SOFT_CAP": True, "HAS_LSE": True}
+variant = {"HAS_WINDOW": True, "SOFT_CAP": True, "HAS_SINKS": True, "HAS_LSE": True}
 work = {"KV_HEADS": 8, "HAS_WINDOW": True, "ITEM_COLUMNS": 16, "LEAST_BLOCKS": 1, "BLOCK_B": 64, "ROWS": 32}
 if KIND == "plan":
-    groups = {"TILE_TOKENS": 4, "BLOCK_N": 64, "PAGE_SIZE": 16}
+    groups = {"TILE_TOKENS": 4, "BLOCK_N": 64, "HAS_MASK": False, "CHUNK": 0}
     beside = {"BESIDE": 2, "LONG_TOKENS": 32, "LONG_BLOCK": 128}
     compile(plan_short, {**work, **groups, **beside, "GROUPED": False})
-    del work["HAS_WINDOW"], work["ITEM_COLUMNS"]
-    compile(plan_merge, {**work, **groups, "MERGE_COLUMNS": 8})
-    work |= {"HAS_WINDOW": False, "ITEM_COLUMNS": 16}
+    compile(plan_short, {**work, **groups, **beside, "GROUPED": False, "CHUNK": 1024, "BESIDE": 0})
+    work["HAS_WINDOW"] = False
     compile(plan_short, {**work, **groups, **beside, "BESIDE": 0, "GROUPED": True})
-    beside = {"BESIDE": 1, "SHORT_TOKENS": 16, "SHORT_BLOCK": 64}
-    compile(plan_long, {**work, **beside, "TILE_TOKENS": 32, "BLOCK_N": 128, "SORTED": True, "CHUNK": 64})
+    beside = {"BESIDE": 1, "SHORT_TOKENS": 16, "SHORT_BLOCK": 64, "SORTED": True, "CHUNK": 64}
+    compile(plan_long, {**work, **beside, "TILE_TOKENS": 32, "BLOCK_N": 128, "HAS_MASK": True, "SPLIT": True})
+    tile = {"KV_HEADS": 8, "TILE_TOKENS": 4, "BLOCK_N": 64, "PAGE_SIZE": 16}
+    compile(plan_rows, {**tile, "BLOCK_B": 64, "ROWS": 32, "CHUNK": 64})
+    merge = {name: value for name, value in {**work, **groups}.items() if name in plan_merge.arg_names}
+    compile(plan_merge, {**merge, "MERGE_COLUMNS": 8})
 elif KIND == "attend":
     # Large tiles take the compiler long where it has no matrix instructions to use.
-    tiles = [(16, False, 4, 4)] + ([(64, True, 16, 1)] if ARCHITECTURE in (80, 90) else [])
-    for block_m, two_loops, rows, splits in tiles:
+    plain = {"HAS_MASK": False, "HAS_SCALES": False, "FP8_BITS": False, "LISTED": False}
+    tiles = [(16, False, 4, 4, plain, {})]
+    if ARCHITECTURE in (80, 90):
+        tiles.append((64, True, 16, 1, plain, {}))
+    if ARCHITECTURE in (75, 90):
+        # FP8 pools: as bytes where the architecture has no conversion of its own.
+        fp8 = {"kv_ptr": "*fp8e4nv" if ARCHITECTURE >= 89 else "*u8"}
+        masked = {"HAS_MASK": True, "HAS_SCALES": True, "FP8_BITS": ARCHITECTURE < 89, "LISTED": True}
+        tiles.append((16, False, 4, 4, masked, fp8))
+    for block_m, two_loops, rows, splits, fields, typed in tiles:
         compile(
             attend,
             {
-                **shape, **variant, "BLOCK_D": 128, "BLOCK_M": block_m, "BLOCK_N": 16 if ARCHITECTURE < 80 else 64,
-                "PRECISION": "ieee", "TWO_LOOPS": two_loops, "MERGE_ROWS": rows, "MERGE_SPLITS": splits,
-                "MERGE_LATER": False, "OVERLAP": ARCHITECTURE >= 90, "TRANSFORM": None, "HAS_SINKS": False,
+                **shape, **variant, **fields, "BLOCK_D": 128, "BLOCK_M": block_m,
+                "BLOCK_N": 16 if ARCHITECTURE < 80 else 64, "PRECISION": "ieee", "TWO_LOOPS": two_loops,
+                "MERGE_ROWS": rows, "MERGE_SPLITS": splits, "OVERLAP": ARCHITECTURE >= 90, "TRANSFORM": None,
             },
-            num_warps=4, num_stages=2,
+            typed=typed, num_warps=4, num_stages=2,
         )
 else:
-    pool = {**shape, **variant, "BOX": 16}
-    long = {"BLOCK_N": 128, "STAGES": 2, "PING_PONG": False, "BESIDE": True}
+    pool = {**shape, **variant, "BOX": 16, "HEAD_USED": 112}
+    long = {"BLOCK_N": 128, "STAGES": 2, "MERGE_ROWS": 64, "MERGE_SPLITS": 1, "PING_PONG": False, "BESIDE": True}
     compile(attend_long, {**pool, **long}, GluonASTSource, num_warps=4)
-    compile(
-        attend_short,
-        {
-            **pool, "BLOCK_N": 64, "STAGES": 3, "MERGE_ROWS": 4, "MERGE_SPLITS": 32, "MERGE_LATER": False,
-            "OVERLAP": True, "BESIDE": True,
-        },
-        GluonASTSource, num_warps=4, maxnreg=128,
-    )
+    short = {"BLOCK_N": 64, "STAGES": 3, "MERGE_ROWS": 4, "MERGE_SPLITS": 32, "OVERLAP": True}
+    for fields in ({"LISTED": False, "BESIDE": True, "EARLY": False}, {"LISTED": True, "BESIDE": False, "EARLY": True}):
+        compile(attend_short, {**pool, **short, **fields}, GluonASTSource, num_warps=4, maxnreg=128)
 print("compiled")
 """
 

@@ -308,7 +308,10 @@ class Engine:
         others: dict[int, list[RequestOutput]] = defaultdict(list)
         for place in np.flatnonzero(single).tolist():
             others[requests[place].connection].append(self._output(requests[place], result, int(rows[place])))
-        messages = self._outputs(slots[~single], tokens[~single], others)
+        plain = slots, tokens
+        if others:
+            plain = slots[~single], tokens[~single]
+        messages = self._outputs(*plain, others)
         for place in np.flatnonzero(stopped | full | table.special[slots]).tolist():
             request, token = requests[place], int(tokens[place])
             late = int(before[place]) >= request.prompt_length + request.sampling.min_tokens
@@ -325,6 +328,9 @@ class Engine:
         table = self.scheduler.table
         connections = table.connection[slots]
         messages: list[Addressed] = []
+        if not others and len(connections) and (connections == connections[0]).all():
+            plain = PlainOutputs(table.request_id[slots], tokens, [])
+            return [(int(connections[0]), Outputs(plain))]
         for connection in sorted({*np.unique(connections).tolist(), *others}):
             mine = connections == connection
             plain = PlainOutputs(table.request_id[slots[mine]], tokens[mine], others.get(connection, []))

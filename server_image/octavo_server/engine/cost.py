@@ -20,6 +20,11 @@ _SCALES = np.array([1.0, 1 / 64, 1 / 65536, 1 / 512, 1 / (512 * 4096)])
 """So that the features of usual steps are near 1."""
 _LEAST_MEASURED = 3
 """Steps with longer parts."""
+_GROWTH = 2
+"""A budget is at most so many times the longer parts of a step that was measured: weights fitted to short ones say
+little about long ones."""
+_SHARE = 0.9
+"""Of the limit that a step is planned for: predictions are off by some percent, and the host takes its time."""
 
 Vector = npt.NDArray[np.float64]
 
@@ -32,6 +37,7 @@ class StepCost:
         self._weights: Vector = np.zeros(5)
         self._spread: npt.NDArray[np.float64] = np.eye(5) * 100.0
         self._measured = 0
+        self._most_tokens = _FIRST_TOKENS // _GROWTH
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
         """Takes a step's duration into account."""
@@ -48,7 +54,9 @@ class StepCost:
         spread = (self._spread - np.outer(gain, features @ self._spread)) / _FORGETTING
         # Directions that no step shows for long would grow without bound.
         self._spread = spread if np.trace(spread) < 1e4 else self._spread
-        self._measured += tokens > 0
+        if tokens:
+            self._measured += 1
+            self._most_tokens = max(self._most_tokens, tokens)
 
     def predict(self, singles: int, cached: int, tokens: int, before: int) -> float:
         """Seconds of a step with so many single rows that read `cached` tokens, and a part of `tokens` on `before`."""
@@ -58,14 +66,15 @@ class StepCost:
         """Tokens of longer parts that keep the predicted time below the limit; a few at least, so that all move on."""
         if self._measured < _LEAST_MEASURED:
             return _FIRST_TOKENS
-        low, high = _LEAST_TOKENS, 1 << 16
+        low, high, limit = _LEAST_TOKENS, _GROWTH * self._most_tokens, _SHARE * self.limit_seconds
         while low < high:
             middle = (low + high + 1) // 2
-            if self.predict(singles, cached, middle, before) <= self.limit_seconds:
+            if self.predict(singles, cached, middle, before) <= limit:
                 low = middle
             else:
                 high = middle - 1
         return low
 
     def _features(self, singles: int, cached: int, tokens: int, before: float) -> Vector:
-        return np.array([1.0, singles, cached, tokens, before]) * _SCALES
+        features: Vector = np.array([1.0, singles, cached, tokens, before]) * _SCALES
+        return features

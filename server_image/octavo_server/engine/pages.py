@@ -19,37 +19,43 @@ class PageTable:
         self._sent = np.zeros(slots, np.int64)
         self._admission = np.full(slots, -1, np.int64)
 
-    def collect(self, plan: StepPlan, room: npt.NDArray[np.int64]) -> int:
-        """Writes what changed for the rows of a plan into `room`, int64 `[n, 2]`: place in the table, and page.
+    def collect(self, plan: StepPlan, places: npt.NDArray[np.int64], pages: npt.NDArray[np.int32]) -> int:
+        """Writes what changed for the rows of a plan: places in the table, and their pages.
 
         Returns the entries written; what found no room is sent at once.
         """
         table, slots = plan.table, plan.slots
         held, admission = table.held[slots], plan.admissions
-        changed = (held != self._sent[slots]) | (admission != self._admission[slots])
-        at = 0
-        for row in np.flatnonzero(changed).tolist():
+        same = admission == self._admission[slots]
+        grown = held - self._sent[slots]
+        # Nearly always a request that generates got one block more.
+        one = slots[same & (grown == 1)][: len(places)]
+        at = len(one)
+        places[:at] = one * self._columns + table.held[one] - 1
+        pages[:at] = table.tail[one]
+        self._sent[one] += 1
+        for row in np.flatnonzero((held != self._sent[slots]) | ~same).tolist():
             slot, count = int(slots[row]), int(held[row])
             sent = int(self._sent[slot])
             known = sent if self._admission[slot] == admission[row] else 0
             # Entries that the slot's last owner left behind become 0 again.
             end = max(count, sent)
-            pages = plan.requests[row].blocks[known:count]
-            entries = np.zeros((end - known, 2), np.int64)
-            entries[:, 0] = np.arange(slot * self._columns + known, slot * self._columns + end)
-            entries[: len(pages), 1] = pages
+            values = np.zeros(end - known, np.int32)
+            values[: count - known] = plan.requests[row].blocks[known:count]
+            where = np.arange(slot * self._columns + known, slot * self._columns + end)
             self._sent[slot], self._admission[slot] = count, admission[row]
-            if at + len(entries) <= len(room):
-                room[at : at + len(entries)] = entries
-                at += len(entries)
+            if at + len(values) <= len(places):
+                places[at : at + len(values)], pages[at : at + len(values)] = where, values
+                at += len(values)
             else:
-                self.write(torch.from_numpy(entries).to(self.table.device))
+                device = self.table.device
+                self.write(torch.from_numpy(where).to(device), torch.from_numpy(values).to(device))
         return at
 
-    def write(self, entries: torch.Tensor) -> None:
-        """Queues the change of these entries, int64 `[n, 2]` on the device."""
-        if len(entries):
-            self.table.view(-1)[entries[:, 0]] = entries[:, 1].int()
+    def write(self, places: torch.Tensor, pages: torch.Tensor) -> None:
+        """Queues the change of these entries; int64 and int32 `[n]` on the device."""
+        if len(places):
+            self.table.view(-1).index_copy_(0, places, pages)
 
     def forget(self) -> None:
         """Clears the table; only while no request runs."""

@@ -53,7 +53,8 @@ class StepPlan:
     @property
     def alive(self) -> npt.NDArray[np.bool_]:
         """bool `[rows]`: whether each row's request still runs as it did when the step was planned."""
-        return self.table.admission[self.slots] == self.admissions
+        result: npt.NDArray[np.bool_] = self.table.admission[self.slots] == self.admissions
+        return result
 
     def __len__(self) -> int:
         return len(self.requests)

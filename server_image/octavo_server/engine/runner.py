@@ -22,7 +22,7 @@ from octavo_server.engine.graphs import MAX_GRAPH_TOKENS, Bucket, StepGraphs, bu
 from octavo_server.engine.messages import TokenLogprobs
 from octavo_server.engine.pages import PageTable
 from octavo_server.engine.plan import StepPlan, empty_plan
-from octavo_server.engine.sampler import LogprobTensors, RowRules, choose, logprob_tensors, to_device, to_host
+from octavo_server.engine.sampler import LogprobTensors, RowRules, choose, logprob_tensors, to_device
 from octavo_server.engine.slots import SlotTable
 from octavo_server.engine.staging import Arrays, Staging, Tensors
 from octavo_server.models.decoder import Decoder, StepTensors
@@ -107,6 +107,9 @@ class Runner:
         if self._on_gpu:
             tokens = min(MAX_GRAPH_TOKENS, max_batched_tokens)
             self._small = self._staging(tokens, min(tokens, max_sequences), _PAGE_UPDATES[0])
+        self._turn = 0
+        if self._on_gpu:
+            self._homes = [torch.empty(max_sequences, dtype=torch.int64, pin_memory=True) for _ in range(2)]
         self.pool: list[torch.Tensor] = []
         self.make_pool(blocks)
 
@@ -166,11 +169,13 @@ class Runner:
             elif self._on_gpu:
                 sequences = min(self._max_sequences, max(_EAGER_SEQUENCES, 1 << (len(plan) - 1).bit_length()))
             self._fill(arrays, plan, wanted, staging, tokens, sequences)
-            updates = self.pages.collect(plan, arrays.updates)
+            updates = self.pages.collect(plan, arrays.places, arrays.pages)
             begun = self._mark()
-            staging.send(updates)
+            staging.send()
             tensors = staging.tensors
-            self.pages.write(tensors.updates[:updates])
+            self.pages.write(tensors.places[:updates], tensors.pages[:updates])
+            if staging is not self._small:
+                staging.last_tokens.copy_(self._small.last_tokens)
             if bucket is not None:
                 logits = self.graphs.replay(bucket)[: len(wanted.rows)]
             else:
@@ -227,7 +232,7 @@ class Runner:
     def _mark(self) -> torch.cuda.Event | float:
         if not self._on_gpu:
             return time.monotonic()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -243,7 +248,7 @@ class Runner:
         none = np.zeros(0, np.int64)
         arrays, plan = staging.begin(), empty_plan(SlotTable(1))
         self._fill(arrays, plan, Wanted(none, none, []), staging, tokens, sequences)
-        staging.send(0)
+        staging.send()
 
     def _padding_step(self, bucket: Bucket) -> torch.Tensor:
         """A step of a bucket's size that consists of padding; a captured one computes whatever is sent later."""
@@ -315,13 +320,18 @@ class Runner:
         rules = RowRules(table.temperature[slots], table.vocabulary[slots], table.adjusted[slots])
         chosen = choose(logits, requests, rules)
         self._small.last_tokens.index_copy_(0, flight.sample_slots, chosen)
-        if self._large is not self._small:
-            self._large.last_tokens.index_copy_(0, flight.sample_slots, chosen)
         if raw is not None:
             most = max(requests[place].sampling.logprobs for place in asked)
             own = chosen[to_device(np.array(asked, np.int64), self.device)]
             flight.logprobs = ([int(rows[place]) for place in asked], logprob_tensors(raw, own, most))
-        return to_host(chosen)
+        return self._home(chosen)
+
+    def _home(self, chosen: torch.Tensor) -> torch.Tensor:
+        """The tokens in host memory, sooner or later; valid until the next but one step is sampled."""
+        if not self._on_gpu:
+            return chosen
+        self._turn = 1 - self._turn
+        return self._homes[self._turn][: len(chosen)].copy_(chosen, non_blocking=True)
 
     def _mask(self, logits: torch.Tensor, requests: Sequence[object], alive: npt.NDArray[np.bool_]) -> None:
         """Forbids, in the rows of living requests with a grammar, what it does not allow next."""

@@ -40,6 +40,16 @@ class SchedulerLimits:
     block_size: int
 
 
+@dataclass(frozen=True)
+class _SingleRows:
+    """Rows of one token: the slots asked for, the same in the order of the step, their requests and groups."""
+
+    wanted: Ints
+    slots: Ints
+    requests: list[Request]
+    groups: StepGroups | None
+
+
 class Scheduler:
     """Owns the queue, the running requests, their slots and their blocks.
 
@@ -60,8 +70,7 @@ class Scheduler:
         self.shared_read_tokens = 0
         self._logprob_rows = 0
         self._order: Ints | None = None
-        # Single rows of the last step with their requests: mostly those of the next one as well.
-        self._rows: tuple[Ints, list[Request]] | None = None
+        self._rows: _SingleRows | None = None
         # Digests of blocks that a running request is about to compute, and by which request.
         self._computing: dict[bytes, Request] = {}
 
@@ -95,11 +104,9 @@ class Scheduler:
         slots = self._slots()
         computed = table.computed[slots]
         pending = np.where(table.planned[slots] < table.limit[slots], table.planned[slots] - computed, 0)
-        single = slots[pending == 1][:budget]
-        ordered = self.groups.order(single)
-        single = single if ordered is None else ordered
+        rows = self._single_rows(slots[pending == 1][:budget])
+        single = rows.slots
         starts = table.computed[single]
-        groups = None if ordered is None else self.groups.step_groups(single, starts)
         budget -= len(single)
         longer = [self._request(slot) for slot in slots[pending > 1].tolist()]
         if len(single) and prompt_budget is not None and (longer or self.waiting):
@@ -113,7 +120,7 @@ class Scheduler:
                 budget -= self._add_part(long, request, budget)
         if not preempted:
             self._admit_waiting(long, budget)
-        return self._plan(single, starts, long, groups)
+        return self._plan(rows, starts, long)
 
     def launched(self, plan: StepPlan) -> None:
         """The step's kernels are queued: what it writes counts as computed, and its full blocks may be shared."""
@@ -189,16 +196,23 @@ class Scheduler:
             self._order = np.array([request.slot for request in self.running], np.int64)
         return self._order
 
-    def _plan(
-        self, single: Ints, starts: Ints, long: list[tuple[Request, int, int, bool]], groups: StepGroups | None
-    ) -> StepPlan:
-        if self._rows is None or not np.array_equal(single, self._rows[0]):
-            self._rows = (single, [self._request(slot) for slot in single.tolist()])
-        requests, slots, count = self._rows[1], single, len(single)
+    def _single_rows(self, slots: Ints) -> _SingleRows:
+        """These slots family by family, with their requests and groups: mostly those of the step before."""
+        if self._rows is None or not np.array_equal(slots, self._rows.wanted):
+            ordered = self.groups.order(slots)
+            groups = None
+            if ordered is not None:
+                groups = self.groups.step_groups(ordered, self.table.computed[ordered])
+            order = slots if ordered is None else ordered
+            self._rows = _SingleRows(slots, order, [self._request(slot) for slot in order.tolist()], groups)
+        return self._rows
+
+    def _plan(self, single: _SingleRows, starts: Ints, long: list[tuple[Request, int, int, bool]]) -> StepPlan:
+        requests, slots, count, groups = single.requests, single.slots, len(single.slots), single.groups
         counts, samples = np.ones(count, np.int64), np.ones(count, np.bool_)
         if long:
             requests = requests + [request for request, *_ in long]
-            slots = np.concatenate((single, np.array([request.slot for request, *_ in long], np.int64)))
+            slots = np.concatenate((slots, np.array([request.slot for request, *_ in long], np.int64)))
             starts = np.concatenate((starts, np.array([start for _, start, _, _ in long], np.int64)))
             counts = np.concatenate((counts, np.array([tokens for _, _, tokens, _ in long], np.int64)))
             samples = np.concatenate((samples, np.array([last for *_, last in long], np.bool_)))

@@ -24,7 +24,7 @@ class Arrays:
     sources: int64, which entry of the token table each token is: a slot's last token, or (slots + 1 + row) for one
     that comes with the step. tokens, positions, slot_mapping: int64 `[tokens]`. logit_rows: int64 `[sequences]`.
     sample_slots: int64 `[sequences]`. starts: int32 `[sequences + 1]`. lengths, slots: int32 `[sequences]`.
-    group_starts, group_lengths: int32. updates: int64 `[updates, 2]`, place in the page table and page.
+    group_starts, group_lengths: int32. places: int64 `[updates]` in the page table; pages: int32 `[updates]`.
     """
 
     tokens: npt.NDArray[np.int64]
@@ -38,7 +38,8 @@ class Arrays:
     slots: npt.NDArray[np.int32]
     group_starts: npt.NDArray[np.int32]
     group_lengths: npt.NDArray[np.int32]
-    updates: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    pages: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Tensors:
     slots: torch.Tensor
     group_starts: torch.Tensor
     group_lengths: torch.Tensor
-    updates: torch.Tensor
+    places: torch.Tensor
+    pages: torch.Tensor
 
 
 class Staging:
@@ -67,9 +69,9 @@ class Staging:
 
     def __init__(self, *, tokens: int, sequences: int, updates: int, slots: int, device: torch.device) -> None:
         self.tokens, self.sequences, self.updates, self.slots = tokens, sequences, updates, slots
-        wide, narrow = [tokens] * 4 + [sequences] * 2, [sequences + 1, sequences, sequences, MAX_GROUPS + 1, MAX_GROUPS]
-        self._fixed = 8 * sum(wide) + -(-4 * sum(narrow) // 8) * 8
-        size = self._fixed + 16 * updates
+        narrow = (sequences + 1, sequences, sequences, MAX_GROUPS + 1, MAX_GROUPS, updates)
+        self._wide, self._narrow = [tokens] * 4 + [sequences] * 2 + [updates], narrow
+        size = 8 * sum(self._wide) + 4 * sum(narrow)
         self._device = device
         self._pinned = device.type == "cuda"
         head = 8 * (slots + 1)
@@ -80,7 +82,7 @@ class Staging:
         buffers = [torch.zeros(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)] if self._pinned else []
         self._hosts = buffers or [self._area]
         self._arrays = [Arrays(*(view.numpy() for view in self._views(buffer))) for buffer in self._hosts]
-        self._copied = [torch.cuda.Event() for _ in self._hosts] if self._pinned else []
+        self._copied = [torch.cuda.Event() for _ in self._hosts] if self._pinned else []  # type: ignore[no-untyped-call]
         self._turn = 0
 
     def begin(self) -> Arrays:
@@ -90,21 +92,21 @@ class Staging:
             self._copied[self._turn].synchronize()
         return self._arrays[self._turn]
 
-    def send(self, updates: int) -> None:
-        """Queues the copy of the buffer that `begin` gave, with its first `updates` page-table entries."""
+    def send(self) -> None:
+        """Queues the copy of the buffer that `begin` gave."""
         if self._pinned:
-            end = self._fixed + 16 * updates
-            self._area[:end].copy_(self._hosts[self._turn][:end], non_blocking=True)
+            self._area.copy_(self._hosts[self._turn], non_blocking=True)
             self._copied[self._turn].record()
 
     def _views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """Views in the order of Arrays."""
-        views, at = [], 0
-        for count in [self.tokens] * 4 + [self.sequences] * 2:
-            views.append(buffer[at : at + 8 * count].view(torch.int64))
-            at += 8 * count
-        for count in (self.sequences + 1, self.sequences, self.sequences, MAX_GROUPS + 1, MAX_GROUPS):
-            views.append(buffer[at : at + 4 * count].view(torch.int32))
-            at += 4 * count
-        views.append(buffer[self._fixed :].view(torch.int64).view(-1, 2))
-        return views
+        views: list[torch.Tensor] = []
+        at = 0
+        for counts, dtype in ((self._wide, torch.int64), (self._narrow, torch.int32)):
+            for count in counts:
+                end = at + dtype.itemsize * count
+                views.append(buffer[at:end].view(dtype))
+                at = end
+        # The order of Arrays: places stand before pages, behind all others.
+        places = views.pop(len(self._wide) - 1)
+        return [*views[:-1], places, views[-1]]

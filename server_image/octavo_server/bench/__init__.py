@@ -1,0 +1,1 @@
+"""Measurements of the server and of the engine: `octavo-server bench serve | throughput | latency | host`."""
