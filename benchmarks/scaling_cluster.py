@@ -1,19 +1,23 @@
 """The autoscaler on a real control plane: load drives a service from 1 to several replicas and back.
 
-`python benchmarks/scaling_cluster.py [--kill-operator]`. API server, scheduler, operator and HTTP are real; the server
-is a process with a set speed (scaling_paced_server.py), so that two cores suffice for a fleet.
+`python benchmarks/scaling_cluster.py [SCENE]`; scaling_scenes.py describes the scenes. API server, scheduler,
+controllers, operator and HTTP are real; the server is a process with a set speed (scaling_paced_server.py), so that two
+cores suffice for a fleet, and the real one in the scene `real`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,21 +31,10 @@ from octavo_localcluster import Cluster, ClusterOptions
 
 from benchmarks.common import ROOT, Row, read_results, write_result
 from benchmarks.operator_process import NAMESPACE, run_program, wait_until
+from benchmarks.scaling_adapter import Adapter
+from benchmarks.scaling_scenes import CLAIM, HPA, NAME, SCENES, SPACE, VOLUME, Phases, SceneOnCluster
 
-SPACE, NAME = "team", "chat"
-COMMAND = "python benchmarks/scaling_simulation.py, scaling_scrape.py, scaling_cluster.py [--kill-operator]"
-PHASES = ((20.0, 1.5), (90.0, 10.0), (125.0, 0.4))
-"""(seconds, requests per second); one replica serves 4 per second."""
-SERVICE: dict[str, Any] = {
-    "apiVersion": "serving.octavo.dev/v1alpha1",
-    "kind": "InferenceService",
-    "metadata": {"name": NAME, "namespace": SPACE},
-    "spec": {
-        "model": {"uri": "file:///models/none"},
-        "placement": {"cpu": "Required", "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}},
-        "scaling": {"minReplicas": 1, "maxReplicas": 4, "scaleDownSeconds": 15},
-    },
-}
+COMMAND = "python benchmarks/scaling_simulation.py, scaling_scrape.py, scaling_cluster.py SCENE"
 
 
 @dataclass
@@ -51,21 +44,57 @@ class Seen:
     sent: int = 0
     failed: list[str] = field(default_factory=list)
     counts: list[tuple[float, int]] = field(default_factory=list)
+    reasons: dict[str, float] = field(default_factory=dict)
+    """Reasons of the condition ScalingActive, with the time at which each was first seen."""
 
 
-def start(folder: Path) -> Cluster:
-    """A cluster of one node, whose server image is the paced process, with Octavo installed by its chart."""
-    # Under the server's own name: pods ask for it by its command.
-    program = folder / "bin" / "octavo-server"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/benchmarks/scaling_paced_server.py" "$@"\n')
-    program.chmod(0o755)
+def start(folder: Path, scene: SceneOnCluster) -> Cluster:
+    """A cluster of one node with Octavo installed by its chart; its server image is the paced process, or the real."""
+    node: dict[str, Any] = {"name": "cpu-1"}
+    if scene.node_cpu is not None:
+        node["capacity"] = {"cpu": scene.node_cpu}
+    told: dict[str, Any] = {"nodes": [node], "persistentVolumes": [VOLUME]}
+    if not scene.real:
+        # Under the server's own name: pods ask for it by its command.
+        program = folder / "bin" / "octavo-server"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/benchmarks/scaling_paced_server.py" "$@"\n')
+        program.chmod(0o755)
+        told["images"] = {"octavo-server:*": str(program)}
     nodes = folder / "nodes.yaml"
-    nodes.write_text(yaml.safe_dump({"nodes": [{"name": "cpu-1"}], "images": {"octavo-server:*": str(program)}}))
+    nodes.write_text(yaml.safe_dump(told))
     cluster = Cluster.start(ClusterOptions(folder=folder / "cluster", nodes_file=nodes), report=print)
     chart = str(ROOT / "charts" / "octavo")
     run_program(cluster, "helm", "upgrade", "--install", "octavo", chart, "-n", NAMESPACE, "--create-namespace")
     return cluster
+
+
+def published(cluster: Cluster) -> float | None:
+    """`octavo_desired_replicas` as the operator's own pod shows it."""
+    pods = json.loads(run_program(cluster, "kubectl", "get", "pods", "-n", NAMESPACE, "-o", "json"))["items"]
+    for pod in pods:
+        try:
+            address = f"http://{pod['status']['podIP']}:8080/metrics"
+            with urllib.request.urlopen(address, timeout=3) as answer:
+                text = answer.read().decode()
+        except (OSError, KeyError):
+            continue
+        for line in text.splitlines():
+            if line.startswith("octavo_desired_replicas{") and f'service="{NAME}"' in line:
+                return float(line.rpartition(" ")[2])
+    return None
+
+
+@contextlib.contextmanager
+def scaled_by_hpa(cluster: Cluster) -> Iterator[None]:
+    """An external-metrics API behind the API server, and an HPA that reads the operator's recommendation from it."""
+
+    def value(_space: str, metric: str) -> float | None:
+        return published(cluster) if metric == "octavo_desired_replicas" else None
+
+    with Adapter(cluster, value) as adapter:
+        run_program(cluster, "kubectl", "apply", "-f", "-", stdin=yaml.safe_dump_all([*adapter.registration(), HPA]))
+        yield
 
 
 def service(cluster: Cluster) -> dict[str, Any]:
@@ -93,21 +122,22 @@ def operators(cluster: Cluster) -> list[int]:
     return found
 
 
-async def load(address: str, seen: Seen) -> None:
+async def load(address: str, phases: Phases, body: dict[str, Any], seen: Seen) -> None:
     """The phases of load; each request on a connection of its own, as many clients make them."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0)) as session:
+    connector, patience = aiohttp.TCPConnector(force_close=True, limit=0), aiohttp.ClientTimeout(total=600)
+    async with aiohttp.ClientSession(connector=connector, timeout=patience) as session:
 
         async def ask() -> None:
             try:
-                async with session.post(f"{address}/v1/completions", json={}) as answer:
+                async with session.post(f"{address}/v1/completions", json=body) as answer:
                     await answer.read()
                     if answer.status != 200:
                         seen.failed.append(f"status {answer.status}")
-            except aiohttp.ClientError as error:
+            except (TimeoutError, aiohttp.ClientError) as error:
                 seen.failed.append(f"{type(error).__name__}: {error}")
 
         async with asyncio.TaskGroup() as tasks:
-            for seconds, rate in PHASES:
+            for seconds, rate in phases:
                 end = time.monotonic() + seconds
                 while time.monotonic() < end:
                     tasks.create_task(ask())
@@ -115,67 +145,110 @@ async def load(address: str, seen: Seen) -> None:
                     await asyncio.sleep(1 / rate)
 
 
-async def watch(cluster: Cluster, seen: Seen, kill_after: float | None) -> None:
-    """Note each count; end the operator once, without a warning, in the middle of the load."""
-    began = time.monotonic()
+async def watch(cluster: Cluster, seen: Seen, scene: SceneOnCluster) -> None:
+    """Note each count and reason; do the scene's mischief once, in the middle of the load."""
+    began, kill, cut = time.monotonic(), scene.kill_operator_after, scene.cut_metrics_after
     while True:
         try:
             status = (await asyncio.to_thread(service, cluster)).get("status", {})
         except RuntimeError as error:
             print(error)
             status = {}
+        passed = time.monotonic() - began
         count = status.get("scaling", {}).get("desired")
         if count is not None and (not seen.counts or seen.counts[-1][1] != count):
-            seen.counts.append((time.monotonic() - began, count))
-            print(f"{seen.counts[-1][0]:6.1f} s: {count} replicas wanted, {status.get('readyReplicas')} ready")
-        if kill_after is not None and time.monotonic() - began > kill_after:
-            kill_after = None
+            seen.counts.append((passed, count))
+            print(f"{passed:6.1f} s: {count} replicas wanted, {status.get('readyReplicas')} ready", flush=True)
+        for item in status.get("conditions", ()):
+            if item["type"] == "ScalingActive" and item["reason"] not in seen.reasons:
+                seen.reasons[item["reason"]] = passed
+                print(
+                    f"{passed:6.1f} s: ScalingActive={item['status']} {item['reason']}: {item['message']}", flush=True
+                )
+        if kill is not None and passed > kill:
+            kill = None
             for pid in operators(cluster):
                 os.kill(pid, signal.SIGKILL)
             print("operator killed")
+        if cut is not None and passed > cut:
+            cut = None
+            await asyncio.to_thread(cut_metrics, cluster)
         await asyncio.sleep(1.0)
 
 
-async def drive(cluster: Cluster, address: str, kill_after: float | None) -> Seen:
+def cut_metrics(cluster: Cluster) -> None:
+    """The eldest pod answers requests as before, and its metrics no more."""
+    text = run_program(
+        cluster, "kubectl", "get", "pods", "-n", SPACE, "-l", "serving.octavo.dev/role=server", "-o", "json",
+        "--sort-by=.metadata.creationTimestamp",
+    )  # fmt: skip
+    address = json.loads(text)["items"][0]["status"]["podIP"]
+    request = urllib.request.Request(f"http://{address}:8000/cut", data=b"", method="POST")
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        print(f"{address}: metrics {answer.read().decode()}")
+
+
+async def drive(cluster: Cluster, address: str, scene: SceneOnCluster) -> Seen:
     """Load and watch together."""
     seen = Seen()
-    watching = asyncio.create_task(watch(cluster, seen, kill_after))
-    await load(address, seen)
+    watching = asyncio.create_task(watch(cluster, seen, scene))
+    await load(address, scene.phases, scene.request(), seen)
+    # What the last decisions did is seen before the end.
+    await asyncio.sleep(2.0)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     return seen
 
 
-def main() -> None:
-    """Run once and write the rows beside those of the simulation."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kill-operator", action="store_true", help="end the operator in the middle of the load")
-    flags = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, start(Path(folder)) as cluster:
+def played(scene: SceneOnCluster) -> Seen:
+    """One run of a scene on a cluster of its own."""
+    with tempfile.TemporaryDirectory() as folder, start(Path(folder), scene) as cluster:
         run_program(cluster, "kubectl", "create", "namespace", SPACE)
-        run_program(cluster, "kubectl", "apply", "-f", "-", stdin=yaml.safe_dump(SERVICE))
-        wait_until(lambda: available(cluster), "the service is available", 120)
+        wanted = [*([CLAIM] if scene.real else []), scene.service()]
+        run_program(cluster, "kubectl", "apply", "-f", "-", stdin=yaml.safe_dump_all(wanted))
+        wait_until(lambda: available(cluster), "the service is available", 180)
         spec = json.loads(run_program(cluster, "kubectl", "get", "service", NAME, "-n", SPACE, "-o", "json"))["spec"]
         address = f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
-        seen = asyncio.run(drive(cluster, address, 60.0 if flags.kill_operator else None))
-        status = service(cluster)["status"]
-        print(json.dumps(status["scaling"], indent=2))
-        print(
-            run_program(
-                cluster, "kubectl", "get", "events", "-n", SPACE, "--field-selector", f"involvedObject.name={NAME}"
-            )
-        )
-    print(f"{seen.sent} requests, {len(seen.failed)} failed: {sorted(set(seen.failed))[:3]}")
-    kind = "cluster, operator killed" if flags.kill_operator else "cluster"
+        with scaled_by_hpa(cluster) if scene.hpa else contextlib.nullcontext():
+            seen = asyncio.run(drive(cluster, address, scene))
+        print(json.dumps(service(cluster)["status"]["scaling"], indent=2))
+        about = f"involvedObject.name={NAME}"
+        print(run_program(cluster, "kubectl", "get", "events", "-n", SPACE, "--field-selector", about))
+    return seen
+
+
+def rows(scene: SceneOnCluster, seen: Seen) -> Iterator[Row]:
+    """What the run must show."""
+    kind, counts = scene.title, [count for _, count in seen.counts]
+    yield Row(f"{kind}: requests that failed", "", len(seen.failed), "lower", 0.0, note=f"of {seen.sent}")
+    yield Row(f"{kind}: most replicas", "", max(counts), "higher", float(scene.most))
+    if scene.last == 1:
+        yield Row(f"{kind}: replicas at the end", "", counts[-1], "lower", 1.0)
+    else:
+        note = f"held, {', '.join(seen.reasons)}"
+        yield Row(f"{kind}: replicas at the end", "", counts[-1], "higher", float(scene.last), note=note)
     grown = next((at for at, count in seen.counts if count > 1), float("inf"))
-    found = [
-        Row(f"{kind}: requests that failed", "", len(seen.failed), "lower", 0.0, note=f"of {seen.sent}"),
-        Row(f"{kind}: most replicas", "", max(count for _, count in seen.counts), "higher", 4.0),
-        Row(f"{kind}: replicas at the end", "", seen.counts[-1][1], "lower", 1.0),
-        Row(f"{kind}: from the burst to the first added replica", "s", round(grown - PHASES[0][0], 1), "lower", 30.0),
-    ]
+    limit = 60.0 if scene.hpa or scene.real else 30.0
+    yield Row(
+        f"{kind}: from the burst to the first added replica", "s", round(grown - scene.phases[0][0], 1), "lower", limit
+    )
+    if scene.node_cpu is not None:
+        given_up = seen.reasons.get("WaitingForAccelerator", float("inf")) - scene.phases[0][0]
+        yield Row(f"{kind}: from the burst until it is given up", "s", round(given_up, 1), "lower", 400.0)
+
+
+def main() -> None:
+    """Run one scene and write its rows beside those of the others."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scene", nargs="?", default="plain", choices=SCENES, help="(default: %(default)s)")
+    scene = SCENES[parser.parse_args().scene]
+    seen = played(scene)
+    print(f"{seen.sent} requests, {len(seen.failed)} failed: {sorted(set(seen.failed))[:3]}")
+    found = list(rows(scene, seen))
+    for row in found:
+        print(row)
     before = next((item["rows"] for item in read_results() if item["topic"] == "scaling-simulation"), [])
-    kept = [row for row in before if not row["name"].startswith(f"{kind}:")]
+    kept = [row for row in before if not row["name"].startswith(f"{scene.title}:")]
     write_result("scaling-simulation", [*kept, *found], command=COMMAND)
 
 

@@ -30,7 +30,7 @@ class Paced:
     def __init__(self) -> None:
         self.places = asyncio.Semaphore(PLACES)
         self.running = self.waiting = self.received = self.finished = 0
-        self.ready = self.draining = False
+        self.ready = self.draining = self.cut = False
         self.gone = asyncio.Event()
 
     async def answer(self, _request: web.Request) -> web.Response:
@@ -52,7 +52,14 @@ class Paced:
     async def is_ready(self, _request: web.Request) -> web.Response:
         return web.Response(status=200 if self.ready and not self.draining else 503)
 
+    async def cut_metrics(self, _request: web.Request) -> web.Response:
+        """From now on nobody hears of its metrics."""
+        self.cut = True
+        return web.Response(text="cut")
+
     async def metrics(self, _request: web.Request) -> web.Response:
+        if self.cut:
+            return web.Response(status=503)
         active = self.running * TOKENS // BLOCK_TOKENS
         lines = {
             'octavo_kv_cache_blocks{state="active"}': active,
@@ -80,6 +87,7 @@ async def serve(host: str, port: int) -> None:
     """Until told to end and idle."""
     state, app = Paced(), web.Application()
     app.router.add_post("/v1/completions", state.answer)
+    app.router.add_post("/cut", state.cut_metrics)
     app.router.add_get("/health", state.health)
     app.router.add_get("/ready", state.is_ready)
     app.router.add_get("/metrics", state.metrics)

@@ -31,7 +31,7 @@ from benchmarks.common import Row, read_results, write_result
 
 PODS, INTERVAL_SECONDS = 3000, 5.0
 CORE_GOAL = 1.0
-COMMAND = "python benchmarks/scaling_simulation.py, scaling_scrape.py, scaling_cluster.py [--kill-operator]"
+COMMAND = "python benchmarks/scaling_simulation.py, scaling_scrape.py, scaling_cluster.py SCENE"
 
 
 def metrics_text() -> str:

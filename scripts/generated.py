@@ -20,7 +20,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import report  # noqa: E402
 from benchmarks.common import read_results  # noqa: E402
-from scripts import catalogue, reference, scale_page  # noqa: E402
+from dashboards import generate as dashboards  # noqa: E402
+from scripts import catalogue, http_page, reference, scale_page  # noqa: E402
 
 Generator = Callable[[], Mapping[Path, str]]
 CHART_CRDS = ROOT / "charts" / "octavo" / "files" / "crds"
@@ -57,9 +58,11 @@ GENERATORS: tuple[Generator, ...] = (
     chart_crds,
     performance_page,
     reference_page,
+    http_page.generate,
     catalogue.generate,
     reasons_page,
     scale_page.generate,
+    dashboards.generate,
 )
 
 

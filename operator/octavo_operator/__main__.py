@@ -51,6 +51,17 @@ def _add(parser: argparse.ArgumentParser, flag: str, *, what: str, **options: An
     parser.add_argument(flag, help=what + shown, **options)
 
 
+BOUNDS = {
+    "--priority-classes": "priority classes that services may name; * = all but those of Kubernetes itself",
+    "--tolerations": "taints that services may tolerate, as key or key=value; * = all",
+    "--resources": "resources of device plugins that services may ask for; * = all",
+}
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="octavo-operator",
@@ -96,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
             metavar="A,B",
             what="what flags of engine.extraArgs may begin with; * = all",
         )
+        for flag, what in BOUNDS.items():
+            _add(command, flag, default="", metavar="A,B", what=what)
     _add(run, "--host", default="127.0.0.1", what="address of /healthz, /readyz and /metrics")
     _add(run, "--port", type=int, default=8080, what="their port")
     _add(run, "--workers", type=int, default=4, what="services reconciled at once")
@@ -155,12 +168,15 @@ def _settings(flags: argparse.Namespace, images: tuple[CatalogueImage, ...] | No
     return Settings(
         lease=_lease(flags),
         images=read_catalogue(flags.catalogue) if images is None else images,
-        namespaces=tuple(filter(None, flags.namespaces.split(","))),
+        namespaces=_listed(flags.namespaces),
         nodes_access=flags.nodes_access == "Enabled",
         account_folder=account_folder(os.environ),
         egress=read_egress(flags.egress),
-        image_prefixes=tuple(filter(None, flags.image_prefixes.split(","))),
-        argument_prefixes=tuple(filter(None, flags.argument_prefixes.split(","))),
+        image_prefixes=_listed(flags.image_prefixes),
+        argument_prefixes=_listed(flags.argument_prefixes),
+        priority_classes=_listed(flags.priority_classes),
+        tolerations=_listed(flags.tolerations),
+        resources=_listed(flags.resources),
         **{name: given[name] for name in names if given.get(name) is not None},
     )
 

@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 
 from .cluster.client import connect
-from .cluster.resources import NODES
+from .cluster.resources import NODES, watched
 from .control.indexes import Indexes
 from .control.listing import fill
 from .control.loop import plan_settings
@@ -24,7 +24,7 @@ async def explain_nodes(settings: Settings) -> str:
         raise SettingsError("--nodes-access Disabled: nothing is known of nodes; explain a service instead")
     async with connect(settings.account_folder) as client:
         indexes = Indexes()
-        await fill(client, indexes, settings, [NODES])
+        await fill(client, indexes, settings, NODES)
     own = [item for item in settings.images if item.runtime == "Octavo"]
     return report(findings(indexes.views(), own))
 
@@ -34,7 +34,8 @@ async def explain(settings: Settings, namespace: str, name: str) -> str:
     began = time.monotonic()
     async with connect(settings.account_folder) as client:
         indexes = Indexes()
-        await fill(client, indexes, settings)
+        for resource in watched(settings.nodes_access):
+            await fill(client, indexes, settings, resource)
         reconciler = Reconciler(client, indexes, plan_settings(settings), lambda: datetime.now(UTC))
         facts = reconciler.facts((namespace, name))
         if facts is None:
@@ -55,7 +56,11 @@ async def explain(settings: Settings, namespace: str, name: str) -> str:
         )
     lines += ["", "Types that the placement admits, cheapest first"]
     for kind in resolution_of(facts):
-        lines.append(f"  {kind.label}: {kind.key.product}, {len(kind.nodes)} nodes, {kind.choice.message}")
+        driver = f", driver {kind.driver or 'unknown'} for CUDA up to {kind.cuda or 'unknown'}" if kind.cuda else ""
+        mode = kind.choice.fit or "none"
+        lines.append(
+            f"  {kind.label}: {kind.key.product}, {len(kind.nodes)} nodes{driver}; mode {mode}; {kind.choice.message}"
+        )
         if kind.choice.upgrade:
             lines.append(f"    {kind.choice.upgrade}")
     lines += ["", "Last changes of the count"]

@@ -44,6 +44,9 @@ class Settings:
     egress: tuple[Egress, ...] = ()
     image_prefixes: tuple[str, ...] = ()
     argument_prefixes: tuple[str, ...] = SAFE_ARGUMENTS
+    priority_classes: tuple[str, ...] = ()
+    tolerations: tuple[str, ...] = ()
+    resources: tuple[str, ...] = ()
     calibration: str = "Accelerators"
     calibration_seconds: int = 300
     host: str = "127.0.0.1"

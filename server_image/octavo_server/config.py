@@ -112,7 +112,14 @@ class ApiConfig:
     """Choices that may wait for their first token; more are refused with 429. 0 = no limit."""
     request_timeout_seconds: float = 0.0
     """A request that takes longer ends with 504, or with an error event in its stream. 0 = no limit."""
+    max_unread_bytes: int = 1024 * 1024
+    """What of a stream may pile up for a client that reads slowly; then it ends with an error. 0 = no limit."""
+    api_processes: int = 1
+    """Processes that serve HTTP, all on one port and with one engine."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the server (CORS); empty = none, * = all."""
     log_level: str = "info"
+    log_format: str = "Text"
     access_log: bool = False
     limits: LimitsConfig = field(default_factory=LimitsConfig)
 

@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from octavo_server.engine.messages import Ready, Stats
+from octavo_server.shared import SharedCounter, SharedHistogram, SharedTable
 from octavo_server.version import __version__
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -24,44 +25,48 @@ _TIME_TO_FIRST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 
 _BETWEEN = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
             1, 2, 5)  # fmt: skip
 _DURATION = (0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 45, 60, 120, 300, 600, 1200)
+_LOOP_DELAY = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 _QUEUE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
-    """All metrics of one API process, in a registry of their own."""
+    """All metrics of a server: what API processes count lies in a table that they share, so that any can answer."""
 
-    def __init__(self, model_name: str) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
+    def __init__(self, model_name: str, table: SharedTable | None = None) -> None:
+        table = table or SharedTable()
         self.registry = CollectorRegistry(auto_describe=False)
         self._model_name = model_name
+        self._leads = table.own == 0
         self._ready: Ready | None = None
         self._stats: Stats | None = None
-        self._waiting_here = 0
-        self._base: dict[str, int] = {}
         self._build = build_facts()
-        registry = self.registry
-        self.received = Counter("octavo_requests_received", "Choices that were accepted.", registry=registry)
-        self.finished = Counter("octavo_requests_finished", "Choices that ended.", ["reason"], registry=registry)
-        for reason in FINISH_REASONS:
-            self.finished.labels(reason)
-        self.prompt_tokens = Counter("octavo_prompt_tokens", "Prompt tokens of started requests.", registry=registry)
-        self.generation_tokens = Counter("octavo_generation_tokens", "Tokens that were generated.", registry=registry)
-        self.time_to_first_token = Histogram(
-            "octavo_time_to_first_token_seconds",
-            "From arrival to the first token.",
-            buckets=_TIME_TO_FIRST,
-            registry=registry,
+        self.received = SharedCounter(table)
+        self.finished = {reason: SharedCounter(table) for reason in FINISH_REASONS}
+        self.prompt_tokens = SharedCounter(table)
+        self.generation_tokens = SharedCounter(table)
+        self.queued = SharedCounter(table, gauge=True)
+        """Choices without a token yet: a gauge of each process, bounded for all of them together."""
+        self.living = SharedCounter(table, gauge=True)
+        self.serving = SharedCounter(table, gauge=True)
+        self.time_to_first_token = SharedHistogram(
+            table, "octavo_time_to_first_token_seconds", "From arrival to the first token.", _TIME_TO_FIRST
         )
-        self.inter_token_latency = Histogram(
-            "octavo_inter_token_latency_seconds", "Between two tokens.", buckets=_BETWEEN, registry=registry
+        self.inter_token_latency = SharedHistogram(
+            table, "octavo_inter_token_latency_seconds", "Between two tokens.", _BETWEEN
         )
-        self.duration = Histogram(
-            "octavo_request_duration_seconds", "From arrival to the end.", buckets=_DURATION, registry=registry
+        self.duration = SharedHistogram(table, "octavo_request_duration_seconds", "From arrival to the end.", _DURATION)
+        self.queue = SharedHistogram(
+            table, "octavo_queue_seconds", "From arrival in the engine to the first step.", _QUEUE
         )
-        self.queue = Histogram(
-            "octavo_queue_seconds", "From arrival in the engine to the first step.", buckets=_QUEUE, registry=registry
+        self.loop_delay = SharedHistogram(
+            table, "octavo_event_loop_delay_seconds", "How late the event loop came to a timer.", _LOOP_DELAY
         )
-        registry.register(_EngineCollector(self))
+        self.loop_work = SharedHistogram(
+            table, "octavo_event_loop_work_seconds", "Processor time of the event loop between two looks.", _LOOP_DELAY
+        )
+        self._engine_base = dict.fromkeys(_ENGINE_COUNTERS, 0.0)
+        self._engine_totals = {name: SharedCounter(table) for name in _ENGINE_COUNTERS}
+        self.registry.register(_EngineCollector(self))
 
     def engine_ready(self, ready: Ready) -> None:
         """A new engine process: its counters start at 0."""
@@ -69,30 +74,46 @@ class Metrics:
         self._ready = ready
 
     def engine_stats(self, stats: Stats) -> None:
-        """The engine's newest numbers."""
+        """The engine's newest numbers. Every process hears them; the first counts them."""
         self._stats = stats
-        for seconds in stats.queue_seconds:
-            self.queue.observe(seconds)
+        if self._leads:
+            for seconds in stats.queue_seconds:
+                self.queue.observe(seconds)
+            for name, total in self._engine_totals.items():
+                total.set(self._engine_base[name] + getattr(stats, name))
 
-    def engine_lost(self, living: int) -> None:
+    def engine_lost(self) -> None:
         """No engine: nothing runs, and what lives waits."""
         self._keep_counters()
-        self._waiting_here = living
 
     def _keep_counters(self) -> None:
-        if self._stats is not None:
-            for name in _ENGINE_COUNTERS:
-                self._base[name] = self._base.get(name, 0) + getattr(self._stats, name)
+        self._engine_base = {name: total.of_leader for name, total in self._engine_totals.items()}
         self._stats = None
-        self._waiting_here = 0
 
     def families(self) -> Iterable[Metric]:
-        """Metrics that come from the engine; nothing before it was ready, so that "unknown" is never read as 0."""
-        yield from _aliases(self.time_to_first_token, "vllm:time_to_first_token_seconds", self._model_name)
+        """All metrics; those of the engine only once it was ready, so that "unknown" is never read as 0."""
+        yield CounterMetricFamily("octavo_requests_received", "Choices that were accepted.", self.received.total)
+        finished = CounterMetricFamily("octavo_requests_finished", "Choices that ended.", labels=["reason"])
+        for reason, counter in self.finished.items():
+            finished.add_metric([reason], counter.total)
+        yield finished
+        yield CounterMetricFamily(
+            "octavo_prompt_tokens", "Prompt tokens of started requests.", self.prompt_tokens.total
+        )
+        yield CounterMetricFamily(
+            "octavo_generation_tokens", "Tokens that were generated.", self.generation_tokens.total
+        )
+        yield GaugeMetricFamily("octavo_api_processes", "API processes that serve.", self.serving.total)
+        for histogram in (
+            self.time_to_first_token, self.inter_token_latency, self.duration, self.queue,
+            self.loop_delay, self.loop_work,
+        ):  # fmt: skip
+            yield histogram.family()
+        yield self.time_to_first_token.family("vllm:time_to_first_token_seconds", [("model_name", self._model_name)])
         ready = self._ready
         if ready is None:
             return
-        stats = self._stats or _idle(ready, self._waiting_here)
+        stats = self._stats or _idle(ready, int(self.living.total))
         total = stats.active_blocks + stats.cached_blocks + stats.free_blocks
         usage = stats.active_blocks / total if total else 0.0
         blocks = GaugeMetricFamily("octavo_kv_cache_blocks", "Blocks of the pool by state.", labels=["state"])
@@ -113,7 +134,7 @@ class Metrics:
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(name, text, value)
-        totals = {name: self._base.get(name, 0) + getattr(stats, name) for name in _ENGINE_COUNTERS}
+        totals = {name: counter.of_leader for name, counter in self._engine_totals.items()}
         for field, value in totals.items():
             yield CounterMetricFamily(*_ENGINE_COUNTERS[field], value)
         facts = {**self._build, "attention_backend": ready.attention_backend}
@@ -124,7 +145,7 @@ class Metrics:
         yield fallback
         yield from self._vllm(stats, ready, usage, totals["preemptions_total"], total)
 
-    def _vllm(self, stats: Stats, ready: Ready, usage: float, preemptions: int, blocks: int) -> Iterable[Metric]:
+    def _vllm(self, stats: Stats, ready: Ready, usage: float, preemptions: float, blocks: int) -> Iterable[Metric]:
         """The names that existing dashboards and endpoint pickers read."""
         gauges = {
             "vllm:kv_cache_usage_perc": usage,
@@ -204,16 +225,3 @@ def _labelled(name: str, text: str, labels: Mapping[str, str], value: float = 1)
     family = GaugeMetricFamily(name, text, labels=list(labels))
     family.add_metric(list(labels.values()), value)
     return family
-
-
-def _renamed(family: Metric, name: str, labels: Mapping[str, str] | None = None) -> Metric:
-    renamed = Metric(name, family.documentation, family.type)
-    for sample in family.samples:
-        suffix = sample.name.removeprefix(family.name)
-        renamed.add_sample(name + suffix, {**sample.labels, **(labels or {})}, sample.value)
-    return renamed
-
-
-def _aliases(histogram: Histogram, name: str, model_name: str) -> Iterable[Metric]:
-    for family in histogram.collect():
-        yield _renamed(family, name, {"model_name": model_name})

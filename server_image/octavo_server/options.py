@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from octavo_server.calibration.command import CalibrateConfig
@@ -29,7 +30,10 @@ from octavo_server.contract import (
     TOOL_PARSERS,
 )
 from octavo_server.flags import Option
+from octavo_server.logs import FORMATS as LOG_FORMATS
+from octavo_server.termination import Refused
 
+_ORIGIN = re.compile(r"https?://[^/\s]+\Z")
 _MODEL = "model"
 _ENGINE = "engine"
 _CACHE = "KV cache and scheduling"
@@ -100,6 +104,13 @@ SERVE = (
            maximum=86_400, metavar="SECONDS"),
     Option("engine-silence-seconds", "an engine that reports nothing for so long hangs and is started again", _HTTP,
            "number", 120.0, minimum=1, maximum=86400, metavar="SECONDS"),
+    Option("max-unread-bytes", "what of a stream may pile up for a client that reads slowly, then the stream ends with "
+           "an error; 0 = no limit", _HTTP, "integer", _API.max_unread_bytes, minimum=0, metavar="BYTES"),
+    Option("api-processes", "processes that serve HTTP with one engine", _HTTP, "integer", 1, minimum=1, maximum=64,
+           metavar="COUNT"),
+    Option("allowed-origins", "origins of web pages that may use the server (CORS), separated by commas; * = all",
+           _HTTP, metavar="ORIGINS"),
+    Option("log-format", "lines for people, or one JSON object per line", _HTTP, "choice", "Text", LOG_FORMATS),
     Option("log-level", "how much is logged", _HTTP, "choice", "info", ("debug", "info", "warning", "error")),
     Option("access-log", "one log line per HTTP request", _HTTP, "choice", "Disabled", SWITCH),
     Option("max-body-bytes", "size of a request's body", _LIMITS, "integer", _LIMIT.max_body_bytes, minimum=1024,
@@ -128,8 +139,14 @@ FETCH = (
     *_SOURCE,
     *_CACHE_FOLDER,
     Option("to", "folder in which the model appears; empty = one inside of the cache", _MODEL, metavar="FOLDER"),
-    Option("runtime", "program that will serve the model; another than Octavo decides itself whether it can", _MODEL,
-           "choice", "Octavo", RUNTIMES),
+    Option(
+        "runtime",
+        "program that will serve the model; another than Octavo decides itself whether it can",
+        _MODEL,
+        "choice",
+        "Octavo",
+        RUNTIMES,
+    ),
     Option("progress-address", "answer GET /progress here during the fetch", _MODEL, metavar="HOST:PORT"),
 )
 
@@ -187,11 +204,23 @@ def serve_config(values: dict[str, Any]) -> ServeConfig:
         drain_notice_seconds=values["drain_notice_seconds"],
         drain_seconds=values["drain_seconds"],
         engine_silence_seconds=values["engine_silence_seconds"],
+        max_unread_bytes=values["max_unread_bytes"],
+        api_processes=values["api_processes"],
+        allowed_origins=_origins(values["allowed_origins"]),
+        log_format=values["log_format"],
         log_level=values["log_level"],
         access_log=values["access_log"] == "Enabled",
         limits=limits,
     )
     return ServeConfig(engine, api, fetch_config({**values, "to": "", "progress_address": "", "runtime": "Octavo"}))
+
+
+def _origins(text: str) -> tuple[str, ...]:
+    origins = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.match(origin):
+            raise Refused("InvalidFlag", f"--allowed-origins: {origin!r} is no origin; write https://host or *")
+    return origins
 
 
 def fetch_config(values: dict[str, Any], *, check: bool = False) -> FetchConfig:

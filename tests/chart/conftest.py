@@ -34,7 +34,13 @@ MATRIX: dict[str, dict[str, Any]] = {
         "priorityClassName": "system-cluster-critical",
         "serviceAccount": {"annotations": {"a": "b"}},
         "extraArgs": ["--log-level=Debug"],
-        "policy": {"imagePrefixes": ["registry.example/team", "*"], "argumentPrefixes": []},
+        "policy": {
+            "imagePrefixes": ["registry.example/team", "*"],
+            "argumentPrefixes": [],
+            "priorityClasses": ["serving", "*"],
+            "tolerations": ["dedicated=llm", "example.com/pool", "*"],
+            "resources": ["rdma/hca_shared_devices_a"],
+        },
         "networkPolicy": {
             "monitoringNamespace": "monitoring",
             "gatewayNamespace": "gateway",

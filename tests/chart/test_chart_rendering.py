@@ -66,6 +66,9 @@ def test_the_operator_takes_the_arguments_that_the_chart_gives_it(render, chart_
     flags = _parser().parse_args(container["args"])
     policy = chart_values.get("policy", {"imagePrefixes": [], "argumentPrefixes": list(SAFE_ARGUMENTS)})
     assert list(filter(None, flags.image_prefixes.split(","))) == policy["imagePrefixes"]
+    for name, given in (("priorityClasses", flags.priority_classes), ("tolerations", flags.tolerations),
+                        ("resources", flags.resources)):  # fmt: skip
+        assert list(filter(None, given.split(","))) == policy.get(name, [])
     assert list(filter(None, flags.argument_prefixes.split(","))) == policy["argumentPrefixes"]
     network = chart_values.get("networkPolicy", {})
     assert flags.monitoring_namespace == network.get("monitoringNamespace")

@@ -168,7 +168,10 @@ def octavo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Octavo]:
         system = Octavo(cluster)
         system.apply(restricted_namespace(OPERATOR_NAMESPACE), namespace="default")
         chart = str(ROOT / "charts" / "octavo")
-        system.helm("upgrade", "--install", "octavo", chart, "-n", OPERATOR_NAMESPACE, "-f", str(values_file))
+        system.helm(
+            "upgrade", "--install", "octavo", chart, "-n", OPERATOR_NAMESPACE, "-f", str(values_file),
+            "--set", "policy.priorityClasses={no-such-class}",
+        )  # fmt: skip
         system.kubectl("rollout", "status", "deployment/octavo-operator", "-n", OPERATOR_NAMESPACE, "--timeout=90s")
         yield system
 

@@ -61,6 +61,14 @@ def test_a_field_that_this_version_cannot_act_on_is_said_within_5_seconds(octavo
     assert "engine.runtime" in condition["message"]
 
 
+def test_a_priority_that_the_administrator_does_not_allow_is_said_within_5_seconds(octavo, namespace, claim, service):
+    placement = {"cpu": "Required", "priorityClassName": "system-node-critical"}
+    octavo.apply(claim("models"), service("displaces", placement=placement), namespace=namespace)
+    condition = octavo.wait_condition("displaces", namespace, "SpecHonoured", "False", INDEX_SECONDS)
+    assert condition["reason"] == "NotAllowed"
+    assert "policy.priorityClasses: no-such-class" in condition["message"]
+
+
 def test_a_replica_that_the_api_server_refuses_is_said_with_what_it_misses(octavo, namespace, claim, service):
     placement = {"cpu": "Required", "priorityClassName": "no-such-class"}
     octavo.apply(claim("models"), service("refused", placement=placement), namespace=namespace)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from octavo_operator.plan import CatalogueImage
-from octavo_operator.plan.image_choice import FAST_KERNELS_CUDA, choose_cuda, covers
+from octavo_operator.plan.image_choice import FAST_KERNELS_CAPABILITY, FAST_KERNELS_CUDA, choose_cuda, covers
 from octavo_server import compatibility
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +31,7 @@ def wheel(image: CatalogueImage) -> list[str]:
 
 def test_both_promise_the_fast_kernels_from_the_same_version_on():
     assert compatibility.FAST_KERNELS_CUDA == FAST_KERNELS_CUDA
+    assert compatibility.FAST_KERNELS_CAPABILITY == FAST_KERNELS_CAPABILITY
 
 
 @pytest.mark.parametrize(("driver", "cuda"), DRIVERS)

@@ -64,7 +64,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
     from benchmarks.operator_process import install_rights, simulated_nodes
 
-    options = ClusterOptions(folder=tmp_path_factory.mktemp("fleet"), audit=True, simulated_nodes=1)
+    # Leases outlive an outage of the API server: a kubelet would tell of its pods anew afterwards, kwok does not.
+    options = ClusterOptions(
+        folder=tmp_path_factory.mktemp("fleet"), audit=True, simulated_nodes=1, simulated_lease_seconds=600
+    )
     with Cluster.start(options, report=print) as cluster:
         found = Fleet(cluster)
         install_rights(cluster)

@@ -36,6 +36,8 @@ class Faults:
     """Answered with 410: what it would follow from is no longer known. 0: none."""
     cut_watches: int = 0
     """Events after which the connection breaks off."""
+    frozen_watches: int = 0
+    """Events after which a watch stays open and tells nothing more, not even bookmarks."""
     refused_writes: int = 0
     """Answered with 429 or 409 in place of being passed on."""
     unanswered_writes: int = 0
@@ -135,6 +137,8 @@ class FaultyProxy:
             if self._strikes(self.faults.lost_events, "lost events"):
                 continue
             await stream.write(line)
+            if self._strikes(self.faults.frozen_watches, "frozen watches"):
+                await self._stop.wait()
             if self._strikes(self.faults.cut_watches, "cut watches"):
                 assert request.transport is not None
                 request.transport.abort()

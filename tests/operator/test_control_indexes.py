@@ -92,8 +92,61 @@ def test_a_complete_list_takes_away_what_is_not_in_it_but_only_in_its_namespace(
     indexes.store(DEPLOYMENTS, elsewhere)
     indexes.store(DEPLOYMENTS, item("gone", 1, service="a"))
     indexes.store(DEPLOYMENTS, item("stays", 2, service="b"))
-    assert indexes.replace(DEPLOYMENTS, [item("stays", 2, service="b")], "n") == {("n", "a")}
+    assert indexes.replace(DEPLOYMENTS, [item("stays", 2, service="b")], "n", 2) == {("n", "a")}
     assert sorted(found["metadata"]["name"] for found in indexes.all("Deployment")) == ["other", "stays"]
+
+
+def test_an_object_that_came_while_a_list_was_on_its_way_is_not_lost():
+    """The list was made at version 5, the watch told of version 6 before the list arrived; no event comes again."""
+    indexes = Indexes()
+    indexes.store(DEPLOYMENTS, item("old", 3, service="a"))
+    indexes.store(DEPLOYMENTS, item("new", 6, uid="v", service="b"))
+    assert indexes.replace(DEPLOYMENTS, [item("old", 3, service="a")], None, 5) == set()
+    assert sorted(found["metadata"]["name"] for found in indexes.all("Deployment")) == ["new", "old"]
+    assert indexes.replace(DEPLOYMENTS, [item("old", 3, service="a")], None, 6) == {("n", "b")}
+
+
+def test_an_object_that_went_while_a_list_was_on_its_way_does_not_come_back():
+    indexes = Indexes()
+    indexes.store(DEPLOYMENTS, item("d", 3, service="a"))
+    indexes.remove(DEPLOYMENTS, item("d", 6, service="a"))
+    assert indexes.replace(DEPLOYMENTS, [item("d", 3, service="a")], None, 5) == set()
+    assert indexes.all("Deployment") == []
+
+
+def test_a_list_that_is_older_than_an_objects_second_life_does_not_bring_back_the_first():
+    indexes = Indexes()
+    indexes.store(DEPLOYMENTS, item("d", 9, uid="second", service="a"))
+    assert indexes.replace(DEPLOYMENTS, [item("d", 3, uid="first", service="a")], None, 5) == set()
+    assert [found["metadata"]["uid"] for found in indexes.all("Deployment")] == ["second"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=12), st.data())
+def test_whenever_a_list_was_made_and_arrives_the_end_is_what_the_watch_told(changes, data):
+    """Objects come and go at versions 1, 2, …; a list made after any of them arrives after any later one."""
+    states: list[dict[str, Object]] = [{}]
+    events: list[tuple[str, Object]] = []
+    for version, (name, there) in enumerate(changes, start=1):
+        now = dict(states[-1])
+        uid = now[name]["metadata"]["uid"] if name in now else f"{name}{version}"
+        changed = item(name, version, uid=uid, service="s")
+        if there:
+            now[name] = changed
+        else:
+            now.pop(name, None)
+        events.append(("store" if there else "remove", changed))
+        states.append(now)
+    made = data.draw(st.integers(0, len(changes)))
+    arrives = data.draw(st.integers(made, len(changes)))
+    indexes = Indexes()
+    for number in range(len(changes) + 1):
+        if number == arrives:
+            indexes.replace(DEPLOYMENTS, states[made].values(), None, made)
+        if number < len(changes):
+            verb, changed = events[number]
+            (indexes.store if verb == "store" else indexes.remove)(DEPLOYMENTS, changed)
+    found = {each["metadata"]["name"]: each["metadata"]["resourceVersion"] for each in indexes.all("Deployment")}
+    assert found == {name: each["metadata"]["resourceVersion"] for name, each in states[-1].items()}
 
 
 def test_a_nodes_heartbeat_wakes_no_service_and_its_new_label_wakes_all():

@@ -9,10 +9,11 @@ from tests.operator.faulty_proxy import Faults, FaultyProxy
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 BAD = Faults(
-    lost_events=30, late_events=20, late_seconds=0.3, every_nth_watch_expires=5, cut_watches=2, refused_writes=15,
-    unanswered_writes=10,
+    lost_events=30, late_events=20, late_seconds=0.3, every_nth_watch_expires=5, cut_watches=2, frozen_watches=1,
+    refused_writes=15, unanswered_writes=10,
 )  # fmt: skip
 KINDS = ("lost events", "late events", "expired watches", "refused writes", "unanswered writes")
+SLOW = Faults(late_events=60, late_seconds=3.0, frozen_watches=10)
 
 
 def service(name, space, **sections):
@@ -61,3 +62,26 @@ def test_lost_late_refused_and_cut_words_change_nothing_about_the_end(fleet, spa
             lists = operator.metric("octavo_operator_reconcile_seconds_count")
             wait_until(lambda: operator.metric("octavo_operator_reconcile_seconds_count") >= lists + 6, "two more", 120)
             assert written.writes() == []
+
+
+def test_watches_that_are_slow_or_fall_silent_delay_and_change_nothing_about_the_end(fleet, space, account_folder):
+    authority = fleet.cluster.folder / "pki" / "ca.crt"
+    with FaultyProxy(account_folder / "proxy", fleet.cluster.state.server, authority, SLOW, seed=7) as proxy:
+        operator = OperatorProcess(
+            fleet.cluster, account_folder, "--resync-seconds", "3", name="slowed", server=proxy.address
+        )
+        (operator.folder / "ca.crt").write_bytes(proxy.authority.path.read_bytes())
+        with operator:
+            operator.wait_for("working", 120)
+            names = [f"slow{number}" for number in range(3)]
+            fleet.apply(*(service(name, space) for name in names))
+            for name in names:
+                fleet.wait_condition(space, name, "Ready", "True", seconds=120)
+            for size in (32, 64):
+                fleet.apply(service("slow0", space, engine={"kvCache": {"blockSize": size}}))
+            fleet.wait_condition(space, "slow0", "Ready", "True", seconds=120)
+            [item] = fleet.items("deployments", space, "serving.octavo.dev/service=slow0")
+            arguments = item["spec"]["template"]["spec"]["containers"][0]["args"]
+            assert arguments[arguments.index("--block-size") + 1] == "64"
+            assert proxy.met["late events"]
+            assert proxy.met["frozen watches"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 from octavo_operator.api.placement_section import Vendor
 from octavo_operator.plan import CatalogueImage
 from octavo_operator.plan.accelerators import AcceleratorFacts, version
-from octavo_operator.plan.image_choice import FAST_KERNELS_CUDA, choose, choose_cpu, choose_cuda, covers
+from octavo_operator.plan.image_choice import (
+    FAST_KERNELS_CAPABILITY,
+    FAST_KERNELS_CUDA,
+    choose,
+    choose_cpu,
+    choose_cuda,
+    covers,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = yaml.safe_load((ROOT / "charts" / "octavo" / "values.yaml").read_text())
@@ -22,6 +30,8 @@ ONLY_130 = tuple(image for image in BUILT if image.name == "cuda13.0")
 OLD = (CatalogueImage("cuda12.4", "i:cuda12.4", "12.4", ("8.0", "9.0")),)
 TWO = (*OLD, CatalogueImage("cuda11.8", "i:cuda11.8", "11.8", ("7.0", "8.0")))
 PTX = (CatalogueImage("ptx", "i:ptx", "12.8", ("8.0",), ("8.0",)),)
+WITH_PTX = tuple(replace(image, ptx=("12.0",)) if image.name == "cuda13.0" else image for image in BUILT)
+ONLY_131 = (CatalogueImage("cuda13.1", "i:cuda13.1", "13.1", ("9.0", "12.0"), ("12.0",)),)
 NONE: tuple[CatalogueImage, ...] = ()
 
 NATIVE, MINOR, NO = "Native", "MinorVersion", ""
@@ -53,9 +63,12 @@ TABLE = [
     (BUILT, "8.6", "12.8", "570.172.08", "cuda12.8", NATIVE, FINE),
     (BUILT, "8.9", "12.8", "570.172.08", "cuda12.8", NATIVE, FINE),
     (BUILT, "8.9", "12.6", "560.35.03", "cuda12.6", NATIVE, FINE),
-    # Turing on 13.x still has code, Volta and Pascal have none
-    (BUILT, "7.5", "13.0", "580.65.06", "cuda13.0", NATIVE, FINE),
-    (BUILT, "7.5", "12.6", "560.35.03", "cuda12.6", NATIVE, FINE),
+    # Turing on 13.x still has code, but no tensor cores in it; Volta and Pascal have none
+    (BUILT, "7.5", "13.0", "580.65.06", "cuda13.0", NATIVE, SLOW),
+    (BUILT, "7.5", "12.6", "560.35.03", "cuda12.6", NATIVE, SLOW),
+    (ONLY_130, "7.5", "13.0", "580.65.06", "cuda13.0", NATIVE, SLOW),
+    (ONLY_130, "7.5", "12.8", "570.86.15", None, NO, DRIVER),
+    (ONLY_130, "7.0", "13.0", "580.65.06", None, NO, ARCH),
     (BUILT, "7.0", "13.0", "580.65.06", None, NO, ARCH),
     (BUILT, "7.0", "12.6", "560.35.03", None, NO, ARCH),
     (BUILT, "6.0", "12.8", "570.86.15", None, NO, ARCH),
@@ -72,10 +85,17 @@ TABLE = [
     (BUILT, "12.0", "12.6", "560.35.03", "cuda12.8", MINOR, FINE),
     (BUILT, "12.1", "13.0", "580.82.09", "cuda13.0", NATIVE, FINE),
     (ONLY_126, "12.0", "13.0", "580.65.06", None, NO, ARCH),
-    # An accelerator of the future: code to compile on a driver of 13.x, nothing on 12.x
-    (BUILT, "15.0", "13.0", "580.65.06", "cuda13.0", NATIVE, SLOW),
-    (BUILT, "15.0", "13.2", "595.45.04", "cuda13.0", NATIVE, SLOW),
-    (BUILT, "15.0", "12.8", "570.86.15", None, NO, DRIVER),
+    # An accelerator of the future: code to compile on a driver of 13.x, nothing on 12.x, nothing without such code
+    (WITH_PTX, "15.0", "13.0", "580.65.06", "cuda13.0", NATIVE, SLOW),
+    (WITH_PTX, "15.0", "13.2", "595.45.04", "cuda13.0", NATIVE, SLOW),
+    (WITH_PTX, "15.0", "12.8", "570.86.15", None, NO, DRIVER),
+    (BUILT, "15.0", "13.2", "595.45.04", None, NO, ARCH),
+    # The border of minor-version compatibility within 13.x
+    (ONLY_131, "9.0", "13.1", "590.44.01", "cuda13.1", NATIVE, FINE),
+    (ONLY_131, "9.0", "13.0", "580.65.06", "cuda13.1", MINOR, FINE),
+    (ONLY_131, "9.0", "13.0", "580.65.05", None, NO, DRIVER),
+    (ONLY_131, "9.0", "12.9", "575.57.08", None, NO, DRIVER),
+    (ONLY_131, "15.0", "13.0", "580.65.06", None, NO, DRIVER),
     # One image for 13.x alone: 12.x drivers of no age run it
     (ONLY_130, "9.0", "12.9", "575.57.08", None, NO, DRIVER),
     (ONLY_130, "9.0", "13.0", "580.65.06", "cuda13.0", NATIVE, FINE),
@@ -113,6 +133,9 @@ def test_what_is_not_best_names_an_upgrade_and_following_it_helps(images, capabi
     assert found.upgrade
     if reason == DRIVER:
         wanted = found.upgrade.split("the driver to ")[1].split()[0]
+        if wanted == "one":
+            assert "supports CUDA 13.1" in found.upgrade, "no first driver is known for it"
+            return
         assert version(driver) < version(wanted)
         major = {"525": "12.0", "570": "12.8", "580": "13.0"}[wanted.split(".")[0]]
         assert choose_cuda(images, capability, major, wanted).image is not None
@@ -148,7 +171,8 @@ def test_no_choice_ever_needs_more_than_the_driver_gives(images, capability, cud
     assert needs <= has if found.fit == NATIVE else needs[0] == has[0]
     assert covers(found.image, capability) == "SASS" or found.fit == NATIVE
     below = needs < version(FAST_KERNELS_CUDA) or has < version(FAST_KERNELS_CUDA)
-    assert bool(found.fallback) == (below or covers(found.image, capability) == "PTX")
+    slow = covers(found.image, capability) == "PTX" or version(capability) < version(FAST_KERNELS_CAPABILITY)
+    assert bool(found.fallback) == (below or slow)
 
 
 @given(CATALOGUES, CAPABILITIES, LEVELS, DRIVERS, st.randoms())

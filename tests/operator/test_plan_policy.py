@@ -7,16 +7,28 @@ import copy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from octavo_operator.api.inference_service import InferenceServiceSpec
+from octavo_operator.api.placement_section import ImageSection, PlacementSection, Toleration
 from octavo_operator.cluster.resources import BY_KIND
 from octavo_operator.plan import CatalogueImage, Egress, PlanSettings
-from octavo_operator.plan.policy import begins_with, repository
+from octavo_operator.plan.admission import accepts_taint
+from octavo_operator.plan.policy import begins_with, is_reference, refusals, repository, tolerates_only
 
 from tests.operator.test_plan_rollout import SETTINGS, labels, settled, spec
 from tests.operator.world import Operator, World, condition, run
 
 ALLOWED = PlanSettings(
-    images=SETTINGS.images, image_prefixes=("r.example/team", "mirror/"), argument_prefixes=("--max-",)
+    images=SETTINGS.images,
+    image_prefixes=("r.example/team", "mirror/"),
+    argument_prefixes=("--max-",),
+    priority_classes=("serving",),
+    tolerations=("team", "dedicated=llm"),
+    resources=("rdma/shared",),
 )
+DIGEST = "@sha256:" + "0" * 64
+
+
+PLAIN = InferenceServiceSpec.model_validate(spec(1))
 
 
 @pytest.mark.parametrize(
@@ -25,9 +37,17 @@ ALLOWED = PlanSettings(
         ("r.example/team/x:1", "r.example/team", True),
         ("r.example/team:1", "r.example/team", True),
         ("r.example/team@sha256:0", "r.example/team", True),
+        ("r.example/team:1@sha256:0", "r.example/team", True),
         ("r.example/team-of-others/x:1", "r.example/team", False),
         ("r.example.evil/team/x", "r.example", False),
+        ("r.example.evil.com/team/x", "r.example/team", False),
+        ("evil.com/r.example/team/x", "r.example/team", False),
         ("r.example:5000/x", "r.example:5000/", True),
+        ("r.example:5000/x", "r.example", False),
+        ("r.example:5000/x", "r.example:5000", True),
+        ("r.example:50001/x", "r.example:5000", False),
+        ("r.example@evil.com/x", "r.example", False),
+        ("r.example/x", "r.example", True),
         ("anything", "*", True),
         ("anything", "", False),
     ],
@@ -41,6 +61,56 @@ def test_a_repository_is_the_name_without_tag_and_digest(name, rest):
     assert repository(name + rest) == name
 
 
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "octavo/octavo-server",
+        "r.example/a/b_c/d-e.f:1.2_x",
+        "R.Example:5000/a",
+        "a",
+        "a:1",
+        f"a:1{DIGEST}",
+        f"h/a{DIGEST}",
+    ],
+)
+def test_an_images_name_is_recognised(reference):
+    assert is_reference(reference)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "r/octavo-server@evil.com/x",
+        "r/octavo-server:1@evil.com/x:2",
+        "mirror/../evil/x",
+        "mirror//x",
+        "mirror/x:1:2",
+        "mirror/x@sha256:0",
+        "mirror/x:1@sha256:" + "0" * 64 + "@sha256:" + "1" * 64,
+        "mirror/.x",
+        "mirror/X",
+        "mirror/x/",
+        "r.example:port/x",
+        "-x",
+        "mirror/x:" + "t" * 129,
+    ],
+)
+def test_what_is_no_images_name_is_allowed_below_no_prefix(reference):
+    assert not is_reference(reference)
+    everything = PlanSettings(images=SETTINGS.images, image_prefixes=("*", "mirror/", "r/octavo-server", "r.example"))
+    wanted = InferenceServiceSpec.model_construct(
+        **{**dict(PLAIN), "image": ImageSection.model_construct(reference=reference)}
+    )
+    assert "is no image's name" in refusals(wanted, everything)[0]
+
+
+CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
+
+
+def placed(**more):
+    return {"placement": {"accelerators": [{"vendor": "NVIDIA"}], **more}}
+
+
 def pinned(reference):
     return {"policy": "Pinned", "reference": reference, "cudaVersion": "12.8"}
 
@@ -51,6 +121,17 @@ def pinned(reference):
         ({"image": pinned("elsewhere/x:1")}, "elsewhere/x:1"),
         ({"engine": {"extraArgs": ["--chat-template", "/etc/passwd"]}}, "--chat-template"),
         ({"engine": {"extraArgs": ["--max-sequences", "4", "-x"]}}, "-x"),
+        ({"image": pinned("r.example.evil.com/team/x:1")}, "r.example.evil.com/team/x:1"),
+        ({"image": pinned("r/octavo-server@evil.com/x")}, "no image's name"),
+        (placed(priorityClassName="system-node-critical"), "policy.priorityClasses: serving"),
+        (placed(priorityClassName="serving-2"), "priorityClassName serving-2"),
+        (placed(tolerations=[{"operator": "Exists"}]), "every taint"),
+        (placed(tolerations=[{"key": CONTROL_PLANE, "operator": "Exists"}]), CONTROL_PLANE),
+        (placed(tolerations=[{"key": "dedicated", "value": "other"}]), "dedicated=other"),
+        (placed(tolerations=[{"key": "dedicated", "operator": "Exists"}]), "policy.tolerations: team, dedicated=llm"),
+        (placed(tolerations=[{"key": "team", "operator": "Exists"}, {"key": "other", "operator": "Exists"}]), "other"),
+        (placed(resources={"requests": {"devices.kubevirt.io/kvm": "1"}}), "devices.kubevirt.io/kvm"),
+        (placed(resources={"limits": {"cpu": "4", "example.com/fuse": "1"}}), "policy.resources: rdma/shared"),
     ],
 )
 async def test_what_the_administrator_does_not_allow_starts_nothing_and_says_so(more, word):
@@ -70,13 +151,57 @@ async def test_what_the_administrator_does_not_allow_starts_nothing_and_says_so(
     "more",
     [
         {"image": pinned("r.example/team/x:1")},
-        {"image": pinned("mirror/a/b@sha256:0")},
+        {"image": pinned(f"mirror/a/b{DIGEST}")},
         {"image": pinned("r/octavo-server:9-cuda12.8")},
         {"engine": {"extraArgs": ["--max-sequences", "4", "--max-batched-tokens", "-1"]}},
+        placed(priorityClassName="serving"),
+        placed(
+            tolerations=[{"key": "team", "value": "a"}, {"key": "team", "operator": "Exists", "effect": "NoExecute"}]
+        ),
+        placed(tolerations=[{"key": "dedicated", "value": "llm"}]),
+        placed(tolerations=[{"key": "nvidia.com/gpu", "operator": "Exists"}]),
+        placed(resources={"requests": {"cpu": "4", "hugepages-2Mi": "0"}, "limits": {"memory": "8Gi"}}),
     ],
 )
 async def test_what_is_allowed_runs(more):
     await settled({"n1": 1}, spec(1, **more), ALLOWED)
+
+
+async def test_a_policy_that_becomes_stricter_ends_nothing_and_says_so():
+    world, operator = await settled({"n1": 2}, spec(2, **placed(priorityClassName="serving")), ALLOWED)
+    before = {pod["metadata"]["name"] for pod in world.pods()}
+    operator.stop()
+    stricter = await Operator(world, SETTINGS).start()
+    await run(stricter, 12)
+    assert {pod["metadata"]["name"] for pod in world.pods()} == before
+    assert condition(world, "chat", "SpecHonoured")["reason"] == "NotAllowed"
+    assert condition(world, "chat", "Available")["status"] == "True"
+
+
+@given(st.sampled_from(["system-node-critical", "system-cluster-critical"]))
+def test_every_priority_class_means_none_of_kubernetes_own(name):
+    wanted = InferenceServiceSpec.model_validate({**spec(1), **placed(priorityClassName=name)})
+    assert refusals(wanted, PlanSettings(priority_classes=("*",)))
+    assert not refusals(wanted, PlanSettings(priority_classes=("*", name)))
+
+
+TOLERATION = st.fixed_dictionaries(
+    {"operator": st.sampled_from(["Equal", "Exists"])},
+    optional={"key": st.sampled_from(["a", "b", "a/b"]), "effect": st.sampled_from(["NoSchedule", "NoExecute"])},
+)
+
+
+@given(TOLERATION, st.sampled_from(["x", "y", ""]), st.lists(st.sampled_from(["a", "b=x", "b", "a/b="]), unique=True))
+def test_no_allowed_toleration_accepts_a_taint_that_is_not_allowed(written, value, allowed):
+    toleration = Toleration.model_validate({**written, **({"value": value} if written["operator"] == "Equal" else {})})
+    if not tolerates_only(toleration, allowed):
+        return
+    placement = PlacementSection.model_construct(tolerations=(toleration,))
+    for key in ("a", "b", "a/b", "c"):
+        for taint_value in ("x", "y", ""):
+            taint = {"key": key, "value": taint_value, "effect": toleration.effect or "NoSchedule"}
+            if accepts_taint(taint, placement):
+                assert key in allowed or f"{key}={taint_value}" in allowed
 
 
 @pytest.mark.parametrize("kind", ["ServiceAccount", "Service", "PodDisruptionBudget", "NetworkPolicy"])
@@ -190,6 +315,34 @@ async def test_shared_memory_follows_parallelism_and_cpu_pods_have_none():
 async def test_priority_class_and_own_tolerations_reach_the_pod():
     placement = {"accelerators": [{"vendor": "NVIDIA"}], "priorityClassName": "high"}
     placement["tolerations"] = [{"key": "team", "operator": "Exists"}]
-    pod, _ = await pod_and_policy({**spec(1), "placement": placement})
+    chosen = PlanSettings(images=SETTINGS.images, priority_classes=("high",), tolerations=("team",))
+    pod, _ = await pod_and_policy({**spec(1), "placement": placement}, chosen)
     assert pod["priorityClassName"] == "high"
     assert [each["key"] for each in pod["tolerations"]] == ["team", "nvidia.com/gpu"]
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        {"volumes": [{"name": "host", "hostPath": {"path": "/"}}]},
+        {"hostNetwork": True},
+        {"hostPID": True},
+        {"containers": [{"name": "server", "image": "x", "securityContext": {"privileged": True}}]},
+        {"containers": [{"name": "server", "image": "x"}]},
+    ],
+)
+async def test_a_stored_template_that_somebody_wrote_to_reach_the_host_is_never_applied(evil):
+    world, operator = await settled({"n1": 2}, spec(1))
+    for name in ("next", "m"):
+        world.user_applies("chat", spec(1, name=name))
+        await run(operator, 30)
+    [forged] = [copy.deepcopy(each) for each in world.of_kind("ControllerRevision") if "'next'" in str(each["data"])]
+    forged["data"]["template"]["spec"] |= {**evil, "terminationGracePeriodSeconds": 666}
+    world.put(BY_KIND["ControllerRevision"], forged)
+    await run(operator, 6)
+    world.user_applies("chat", spec(1, name="next"))
+    await run(operator, 30)
+    for item in [*world.of_kind("Deployment"), *world.pods()]:
+        assert "666" not in str(item)
+        assert "hostPath" not in str(item)
+    assert condition(world, "chat", "Available")["status"] == "True", "what ran before runs on"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from octavo_operator.cluster.client import ApiError
+from octavo_operator.cluster.client import ApiError, Snapshot
 from octavo_operator.cluster.resources import BY_KIND, NODES, PODS, SERVICES, Resource, watched
 from octavo_operator.control.indexes import Indexes, Key
 from octavo_operator.control.reconcile import Reconciler
@@ -92,6 +92,9 @@ class World:
 
     def of_kind(self, kind: str) -> list[Object]:
         return [item for (found, _, _), item in sorted(self.objects.items()) if found == kind]
+
+    def snapshot(self, kind: str) -> Snapshot:
+        return Snapshot(copy.deepcopy(self.of_kind(kind)), self._version)
 
     def _tell(self, resource: Resource, item: Object, event: str) -> None:
         for watcher in list(self.watchers):
@@ -312,8 +315,8 @@ class Api:
     def writes(self) -> list[str]:
         return [call for call in self.calls if not call.startswith("list ")]
 
-    async def list(self, resource: Resource, namespace: str | None = None) -> list[Object]:
-        return self._call("list", resource.kind, "", lambda: copy.deepcopy(self.world.of_kind(resource.kind)))
+    async def snapshot(self, resource: Resource, namespace: str | None = None) -> Snapshot:
+        return self._call("list", resource.kind, "", lambda: self.world.snapshot(resource.kind))
 
     async def apply(self, resource: Resource, manifest: Object) -> Object:
         meta = manifest["metadata"]
@@ -408,7 +411,8 @@ class Operator:
     async def relist(self) -> None:
         """A complete list of everything, as at the start and from time to time."""
         for resource in watched(True):
-            self.indexes.replace(resource, await self.api.list(resource), None)
+            found = await self.api.snapshot(resource)
+            self.indexes.replace(resource, found.items, None, found.version)
         for key in self.indexes.services():
             self._ask(key)
 

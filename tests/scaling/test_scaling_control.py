@@ -165,7 +165,7 @@ def test_a_service_without_a_range_is_left_to_the_planner(sections):
 def test_external_mode_publishes_a_recommendation_and_leaves_the_count_alone():
     scaled = Scaled(service(scaling={"mode": "External"}, replicas=2), pod(0), pod(1))
     scaled.live(30, active=14_000)
-    assert DESIRED.labels(*KEY)._value.get() == 5
+    assert DESIRED.labels(*KEY)._value.get() == 4
     plan = scaled.plan()
     assert plan.status["scaling"] == {"desired": 2}
     assert told(plan)["reason"] == "External"
@@ -287,3 +287,29 @@ def test_learned_capacity_reaches_status_when_it_moved():
     scaled.live(90, active=2_000, waiting=5)
     [found] = scaled.plan().status["scaling"]["capacities"]
     assert found == {"nodeType": "aaaaaaaa", "template": "bbbbbbbbbb", "tokens": 2000}
+
+
+def test_start_up_time_is_read_from_pods_whose_container_never_started_again():
+    metadata = {**pod(0)["metadata"], "creationTimestamp": "2026-05-01T10:58:30Z"}
+    plain, again = pod(0, metadata=metadata), pod(1, metadata=metadata, containerStatuses=[{"restartCount": 1}])
+    found = observe(2, [plain, again], lambda _uid: Unknown("-"), None).pods
+    assert [item.startup_seconds for item in found] == [90.0, None]
+
+
+def test_room_is_counted_while_a_replica_lacks_a_node():
+    homeless = pod(1, ready=False, spec={"nodeName": ""})
+    homeless["status"]["conditions"].append(
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "lastTransitionTime": "2026-05-01T11:30:00Z",
+        }
+    )
+    scaled = Scaled(service(status={"scaling": {"desired": 2}}, scaling=RANGE), pod(0), homeless)
+    asked = []
+    scaled.scaler.facts = lambda key: asked.append(key)
+    scaled.live(15, active=1_000)
+    assert asked == [KEY]
+    assert told(scaled.plan())["reason"] == "WaitingForAccelerator"
+    assert scaled.plan().status["scaling"]["desired"] == 1

@@ -83,11 +83,10 @@ def test_starting_replicas_count_as_supply():
     assert (answer.desired, answer.reason) == (2, Reason.SETTLED)
 
 
-def test_a_demand_within_the_tolerance_changes_nothing():
-    assert wished(2.19, 2, 0.1) == 2
-    assert wished(2.21, 2, 0.1) == 3
-    assert wished(1.81, 2, 0.1) == 2
-    assert wished(1.0, 2, 0.1) == 1
+def test_a_demand_within_the_tolerance_asks_for_no_more():
+    assert wished(2.19, 0.1) == 2
+    assert wished(2.21, 0.1) == 3
+    assert wished(1.09, 0.1) == 1
 
 
 def test_one_replica_goes_at_a_time():

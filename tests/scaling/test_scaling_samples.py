@@ -39,8 +39,8 @@ def octavo_text(ready: bool = True) -> str:
         metrics.engine_ready(Ready("m", 100, 4096, 16, 16000, "CPU", "Float32", "None", "torch", []))
         metrics.engine_stats(Stats(3, 2, 250, 100, 650, 4000, 3900, 7, 0, 0, 0, 0, 0, []))
     metrics.received.inc(20)
-    metrics.finished.labels("stop").inc(11)
-    metrics.finished.labels("abort").inc(4)
+    metrics.finished["stop"].inc(11)
+    metrics.finished["abort"].inc(4)
     return generate_latest(metrics.registry).decode()
 
 

@@ -23,6 +23,7 @@ import pytest
 
 DEADLINE_SECONDS = 60.0
 SCRIPTED_ENGINE = Path(__file__).parent / "scripted_engine.py"
+DUMMY_ENGINE = Path(__file__).parents[2] / "benchmarks" / "http_engine.py"
 
 
 @pytest.fixture(scope="session")
@@ -98,17 +99,22 @@ def start_server(model_path: Path, folder: Path, *flags: str) -> Iterator[Server
 
 @contextlib.asynccontextmanager
 async def scripted_server(
-    model_path: Path, *engine_arguments: str, expect_ready: bool = True, limits: Any = None, **api: Any
+    model_path: Path,
+    *engine_arguments: str,
+    expect_ready: bool = True,
+    limits: Any = None,
+    engine: Path = SCRIPTED_ENGINE,
+    **api: Any,
 ) -> AsyncIterator[Any]:
     """A server in this process whose engine process follows a script; the HTTP client's base is its address."""
     from octavo_server.api.server import Server, bind
     from octavo_server.config import ApiConfig, EngineConfig, LimitsConfig, ModelConfig, ServeConfig
 
-    listener = bind("127.0.0.1", 0)
+    listener = bind("127.0.0.1", 0, shared=api.get("api_processes", 1) > 1)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     settings = ApiConfig(drain_notice_seconds=0.0, drain_seconds=5.0, limits=limits or LimitsConfig())
     config = ServeConfig(EngineConfig(ModelConfig(str(model_path), served_name="scripted")), replace(settings, **api))
-    server = Server(config, listener, (sys.executable, str(SCRIPTED_ENGINE), *engine_arguments))
+    server = Server(config, listener, (sys.executable, str(engine), *engine_arguments))
     task = asyncio.create_task(server.run())
     try:
         async with httpx.AsyncClient(base_url=address, timeout=DEADLINE_SECONDS) as client:
@@ -197,6 +203,12 @@ def scripted(model_path: Path) -> Callable[..., Any]:
     return lambda *arguments, **settings: scripted_server(model_path, *arguments, **settings)
 
 
+@pytest.fixture
+def dummy(model_path: Path) -> Callable[..., Any]:
+    """Starts a server whose engine writes one text for any number of API processes (benchmarks/http_engine.py)."""
+    return lambda *arguments, **settings: scripted_server(model_path, *arguments, engine=DUMMY_ENGINE, **settings)
+
+
 @pytest.fixture(name="until")
 def until_fixture() -> Callable[..., Any]:
     """Waits on the event loop for a condition."""
@@ -235,6 +247,12 @@ def own_server(model_path: Path, tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture
+def start() -> Callable[..., Any]:
+    """Starts a server process with flags of one's own: `with start(model_path, tmp_path, "--flag") as running`."""
+    return start_server
+
+
+@pytest.fixture(scope="session")
 def until_sync() -> Callable[..., None]:
     """Waits for a condition."""
     return wait_for

@@ -56,5 +56,31 @@ SCHEMAS: dict[str, Any] = {
         **closed({"net": {"$ref": "#/definitions/money"}, "gross": {"$ref": "#/definitions/money"}}),
     },
     "a bare enum": {"enum": ["yes", "no"]},
+    "types in a list": closed({"middle": {"type": ["string", "null", "boolean"], "maxLength": 5}}),
+    "five levels deep": closed({"a": closed({"b": closed({"c": closed({"d": closed({"e": {"type": "boolean"}})})})})}),
+    "two definitions that name each other": {
+        "$defs": {
+            "group": closed({"size": DIGIT}, first={"$ref": "#/$defs/person"}),
+            "person": closed({"of": {"anyOf": [{"type": "null"}, DIGIT, {"$ref": "#/$defs/group"}]}}),
+        },
+        "$ref": "#/$defs/person",
+    },
+    "a tree with lists of itself": {
+        "$defs": {"tree": closed({"v": DIGIT, "below": {"type": "array", "maxItems": 2, "items": {"anyOf": [
+            DIGIT, {"$ref": "#/$defs/tree"}]}}})},
+        "$ref": "#/$defs/tree",
+    },
+    "anyOf objects": closed({"pay": {"anyOf": [
+        closed({"card": {"type": "string", "pattern": "^[0-9]{4}$"}}), closed({"iban": {"pattern": "^DE[0-9]{6}$"}}),
+    ]}}),
+    "pattern with unicode": closed({"word": {"type": "string", "pattern": "^[äöüß]{1,3}(世|界)?$"}}),
+    "patterns with escapes": closed({"v": {"type": "string", "pattern": "^v\\d{1,2}\\.\\d{1,2}(-rc\\.[1-9])?$"}}),
+    "texts that JSON escapes": closed({"path": {"enum": ["C:\\x", "tab\there", "line\nbreak", "\"q\"", "\u0001"]}}),
+    "bounds that are excluded": closed({"n": {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 10}}),
+    "an address": closed({"ip": {"type": "string", "format": "ipv4"}}),
+    "lists of lists": {"type": "array", "minItems": 1, "maxItems": 2, "items": {
+        "type": "array", "minItems": 2, "maxItems": 2, "items": DIGIT}},
+    "enum of whole values": closed({"where": {"enum": [{"x": 1, "y": [2, 3]}, [], {"x": None}]}}),
+    "all optional": {**CLOSED, "properties": {"a": DIGIT, "b": {"type": "boolean"}, "c": {"type": "null"}}},
     "a bare integer": {"type": "integer", "minimum": 10, "maximum": 99},
 }  # fmt: skip

@@ -68,8 +68,10 @@ async def test_a_request_that_was_in_two_crashes_is_failed_and_named(
     flags = ("--crash-at", "2", "--crashes", "2", "--lives", str(lives))
     async with scripted(*flags) as running:
         body = {"prompt": "x", "max_tokens": 30, "request_id": "the-poison"}
-        response = await running.client.post("/v1/completions", json=body)
+        headers = {"x-request-id": "from-the-gateway"}
+        response = await running.client.post("/v1/completions", json=body, headers=headers)
         assert response.status_code == 500
+        assert "from-the-gateway" in caplog.text
         assert "crashed 2 times" in response.json()["error"]["message"]
         assert "the-poison" in caplog.text
         healthy = await running.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})

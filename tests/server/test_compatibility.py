@@ -6,7 +6,7 @@ import json
 
 import pytest
 from octavo_server.check import gpu_problems
-from octavo_server.compatibility import fallbacks, fallbacks_here, has_machine_code
+from octavo_server.compatibility import Fallback, fallbacks, fallbacks_here, has_machine_code, unusable_accelerator
 from octavo_server.contract import ExitCode
 
 WHEEL_128 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
@@ -35,14 +35,16 @@ def test_architecture_specific_code_is_read():
         ("9.0", "12.5", "12.8", ["DriverBelowFastKernels"]),
         ("9.0", "12.8", "12.4", ["ImageBelowFastKernels"]),
         ("15.0", "13.0", "13.0", ["NoMachineCode"]),
-        ("7.0", "12.2", "12.4", ["DriverBelowFastKernels", "ImageBelowFastKernels", "NoMachineCode"]),
+        ("7.5", "12.8", "12.8", ["NoTensorCores"]),
+        ("7.0", "12.2", "12.4", ["DriverBelowFastKernels", "ImageBelowFastKernels", "NoTensorCores", "NoMachineCode"]),
         ("9.0", "", "12.8", ["DriverBelowFastKernels"]),
     ],
 )
 def test_every_cause_of_slower_kernels_is_named_with_the_way_out(capability, driver, torch, reasons):
     found = fallbacks(capability, WHEEL_130, driver, torch)
     assert [item.reason for item in found] == reasons
-    assert all("use an image" in item.message or "install one" in item.message for item in found)
+    ways_out = ("use an image", "install one", "choose a newer")
+    assert all(any(words in item.message for words in ways_out) for item in found)
 
 
 def test_a_gpu_that_only_a_compiler_can_serve_is_a_fallback_and_one_that_nothing_serves_a_problem():
@@ -57,3 +59,47 @@ def test_check_tells_fallbacks_beside_problems(capsys):
     assert check(as_json=True) in (ExitCode.ENDED, ExitCode.REFUSED)
     told = json.loads(capsys.readouterr().out)
     assert told["fallbacks"] == [f"{item.reason}: {item.message}" for item in fallbacks_here()]
+
+
+def test_a_gpu_that_cannot_be_used_is_refused_with_the_way_out_and_never_replaced_by_the_cpu(tmp_path, monkeypatch):
+    from octavo_server.engine import startup
+    from octavo_server.engine.sizes import Refusal
+
+    assert unusable_accelerator(tmp_path) == ""
+    (tmp_path / "nvidiactl").touch()
+    assert unusable_accelerator(tmp_path) == "", "a driver without a device is none that was given"
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    fault = unusable_accelerator(tmp_path)
+    assert "nvidia0" in fault
+    assert "--device CPU" in fault
+    monkeypatch.setattr(startup, "unusable_accelerator", lambda: fault)
+    with pytest.raises(Refusal, match="nvidia0"):
+        startup.choose_device("Auto")
+    assert startup.choose_device("CPU").type == "cpu"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert unusable_accelerator(tmp_path) == ""
+
+
+def test_the_engine_exports_what_makes_its_kernels_slower_and_nothing_on_a_cpu(tiny_model, monkeypatch):
+    from octavo_server.config import CacheConfig, EngineConfig, ModelConfig
+    from octavo_server.engine import startup
+    from octavo_server.metrics import Metrics
+
+    cache = CacheConfig(block_size_tokens=8, pool_bytes=2 * 2 * 16 * 4 * 8 * 65)
+    config = EngineConfig(ModelConfig(str(tiny_model)), cache, device="CPU", cpu_threads=1)
+    _, ready = startup.start(config, lambda _progress: None)
+    assert ready.fallback_reasons == []
+    asked: list[str] = []
+
+    def slow(device: str) -> list[Fallback]:
+        asked.append(device)
+        return [Fallback("NoTensorCores", "an old accelerator")]
+
+    monkeypatch.setattr(startup, "fallbacks_here", slow)
+    _, ready = startup.start(config, lambda _progress: None)
+    assert asked == ["cpu"]
+    assert ready.fallback_reasons == ["NoTensorCores"]
+    metrics = Metrics("m")
+    metrics.engine_ready(ready)
+    assert metrics.registry.get_sample_value("octavo_kernel_fallback", {"reason": "NoTensorCores"}) == 1

@@ -29,6 +29,9 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "octavo_inter_token_latency_seconds": ("histogram", {"le"}),
     "octavo_request_duration_seconds": ("histogram", {"le"}),
     "octavo_queue_seconds": ("histogram", {"le"}),
+    "octavo_api_processes": ("gauge", set()),
+    "octavo_event_loop_delay_seconds": ("histogram", {"le"}),
+    "octavo_event_loop_work_seconds": ("histogram", {"le"}),
     "octavo_build_info": ("gauge", {"version", "attention_backend", "cuda", "driver", "triton", "torch"}),
     "octavo_kernel_fallback": ("gauge", {"reason"}),
     "vllm:kv_cache_usage_perc": ("gauge", {"model_name"}),
@@ -106,9 +109,17 @@ def test_counters_go_on_and_living_requests_wait_while_the_engine_restarts() -> 
     assert value("octavo_kv_cache_usage_ratio") == 0.5
     assert value("octavo_kv_cache_fragmentation_ratio") == 0.25
     assert value("octavo_queue_seconds_sum") == 0.5
-    metrics.engine_lost(4)
+    metrics.living.set(4)
+    metrics.engine_lost()
     assert (value("octavo_requests_running"), value("octavo_requests_waiting")) == (0, 4)
     metrics.engine_ready(ready)
     metrics.engine_stats(Stats(10, 0, 10, 0, 0, 160, 160, 2, 0, 0, 0, 0, 0, []))
     assert value("octavo_preemptions_total") == 9
     assert value("octavo_kv_cache_usage_ratio") == 1
+
+
+def test_a_reader_that_names_samples_gets_these_alone(server: Any) -> None:
+    names = ["octavo_kv_cache_blocks", "octavo_requests_finished_total", "octavo_requests_waiting", "nothing_like_it"]
+    text = httpx.get(f"{server.url}/metrics", params=[("name[]", name) for name in names]).text
+    samples = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert samples == set(names[:3])

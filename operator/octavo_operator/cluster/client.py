@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -31,6 +33,15 @@ class ApiError(Exception):
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(f"{code} {reason}: {message}" if code else message)
         self.code, self.reason, self.message = code, reason, message
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All objects of a kind as they were at one moment."""
+
+    items: list[Object]
+    version: int
+    """The moment as a resource version; objects and events that are newer know better."""
 
 
 class Client:
@@ -75,21 +86,43 @@ class Client:
             raise ApiError(answer.status, str(told.get("reason") or answer.reason), str(told.get("message") or ""))
         return told  # type: ignore[no-any-return]
 
+    async def server_version(self) -> tuple[int, int]:
+        """Major and minor; (0, 0) where it is not told in numbers. Raises ApiError."""
+        told = await self.request("GET", "/version")
+        parts = [re.match(r"[0-9]+", str(told.get(part, ""))) for part in ("major", "minor")]
+        return (int(parts[0][0]), int(parts[1][0])) if parts[0] and parts[1] else (0, 0)
+
     async def get(self, resource: Resource, namespace: str, name: str) -> Object:
         """One object."""
         return await self.request("GET", resource.path(namespace, name))
 
-    async def list(self, resource: Resource, namespace: str | None = None, *, selector: str = "") -> list[Object]:
-        """All objects of a kind, or those whose labels match, page by page."""
+    async def snapshot(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        selector: str = "",
+        keep: Callable[[Object], Object] = lambda item: item,
+    ) -> Snapshot:
+        """All objects of a kind, or those whose labels match, page by page; all pages tell of the same moment.
+
+        `keep`: what is kept of each object; a page at a time, so that memory never holds all of them whole.
+        """
         found: list[Object] = []
+        version = 0
         query: dict[str, str | int] = {"limit": _PAGE, **({"labelSelector": selector} if selector else {})}
         while True:
             page = await self.request("GET", resource.path(namespace), query=query)
-            found += page.get("items") or []
-            token = page.get("metadata", {}).get("continue")
-            if not token:
-                return found
-            query["continue"] = token
+            found += map(keep, page.get("items") or ())
+            meta = page.get("metadata", {})
+            version = version or int(meta.get("resourceVersion") or 0)
+            if not meta.get("continue"):
+                return Snapshot(found, version)
+            query["continue"] = meta["continue"]
+
+    async def list(self, resource: Resource, namespace: str | None = None, *, selector: str = "") -> list[Object]:
+        """The objects of a snapshot."""
+        return (await self.snapshot(resource, namespace, selector=selector)).items
 
     async def _write(
         self,
@@ -134,6 +167,13 @@ class Client:
         return await self._write(
             "seed", resource, path, body, manager=FIELD_MANAGER + "-seed", content_type="application/merge-patch+json"
         )
+
+    async def annotate(self, resource: Resource, live: Object, annotations: Mapping[str, str | None]) -> Object:
+        """Set annotations of this very object; None removes one."""
+        meta = live["metadata"]
+        body = {"metadata": {"uid": meta["uid"], "annotations": dict(annotations)}}
+        path = resource.path(meta["namespace"], meta["name"])
+        return await self._write("annotate", resource, path, body, content_type="application/merge-patch+json")
 
     async def replace_template(self, resource: Resource, live: Object, template_spec: Object) -> Object:
         """Put a pod template's spec in place of the live one, which removes what others added to it."""

@@ -29,7 +29,7 @@ WATCHED = (
     *_rights("serving.octavo.dev", "tuningprofiles", (*_READ, "create", "patch")),
     *_rights("serving.octavo.dev", "tuningprofiles/status", ("patch",)),
     *(right for item in OWNED for right in _rights(item.group, item.plural, _OWN)),
-    *_rights("", "pods", _READ),
+    *_rights("", "pods", (*_READ, "patch")),
     *_rights("", "persistentvolumeclaims", _READ),
     *_rights("", "events", ("create", "patch")),
 )

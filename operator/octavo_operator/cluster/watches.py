@@ -49,7 +49,7 @@ class _Connection(kopf.ConnectionInfo):
         return {**super().as_http_headers(), "User-Agent": FIELD_MANAGER}
 
 
-def _registry(settings: Settings, changed: Changed) -> kopf.OperatorRegistry:
+def _registry(settings: Settings, changed: Changed, streams: bool) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=registry)
@@ -60,9 +60,11 @@ def _registry(settings: Settings, changed: Changed) -> kopf.OperatorRegistry:
         settings.watching.server_timeout = 300
         settings.watching.connect_timeout = 10
         settings.watching.chunk_size = 500
+        # Else kopf lists each kind first, whole and in one piece: hundreds of MiB where there are thousands of objects.
+        settings.watching.initial_streaming = streams
         settings.networking.request_timeout = 30
         settings.networking.error_backoffs = _Backoffs()
-        settings.queueing.idle_timeout = 1.0
+        settings.queueing.idle_timeout = 0.1
         settings.process.ultimate_exiting_timeout = None
 
     @kopf.on.login(registry=registry)
@@ -100,8 +102,9 @@ def _quiet(record: logging.LogRecord) -> bool:
 class Watches:
     """The thread in which kopf follows all watched kinds; `changed` is called in the loop that made this object."""
 
-    def __init__(self, settings: Settings, changed: Changed) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, changed: Changed, streams: bool = False) -> None:
+        """`streams`: whether the API server sends what exists as events of a watch (Kubernetes 1.34 and later)."""
+        self._settings, self._streams = settings, streams
         self._owner = asyncio.get_running_loop()
         self._changed = changed
         self._stopped = threading.Event()
@@ -119,7 +122,7 @@ class Watches:
         if self._stopped.is_set():
             return
         await kopf.operator(
-            registry=_registry(self._settings, self._pass_on),
+            registry=_registry(self._settings, self._pass_on, self._streams),
             clusterwide=not self._settings.namespaces,
             namespaces=self._settings.namespaces,
             standalone=True,

@@ -13,6 +13,7 @@ from octavo_operator.plan.inventory import view as read_node
 from octavo_operator.plan.server_contract import SERVICE_LABEL
 
 from .interest import Interest
+from .trim import trimmed
 from .usage import Usage
 
 Object = dict[str, Any]
@@ -23,29 +24,6 @@ Key = tuple[str, str]
 def _version(item: Object) -> int:
     # Opaque by contract of old; ordered by contract since Kubernetes 1.35.
     return int(item["metadata"].get("resourceVersion") or 0)
-
-
-_NEIGHBOUR_FIELDS = ("nodeName", "containers", "initContainers", "overhead", "resources")
-
-
-def _trimmed(resource: Resource, item: Object) -> Object:
-    """Without what no plan reads; of other people's pods only what they take from a node is kept."""
-    metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
-    kept = {**item, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
-    if resource is NODES:
-        kept["status"] = {key: value for key, value in item.get("status", {}).items() if key != "images"}
-    if resource is PODS and _service_of(item) is None:
-        spec = {key: value for key, value in item.get("spec", {}).items() if key in _NEIGHBOUR_FIELDS}
-        for key in ("containers", "initContainers"):
-            if spec.get(key):
-                spec[key] = [{part: each.get(part) for part in ("name", "resources")} for each in spec[key]]
-        kept["spec"], kept["status"] = spec, {"phase": item.get("status", {}).get("phase")}
-        kept["metadata"] = {
-            key: metadata[key]
-            for key in ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
-            if key in metadata
-        }
-    return kept
 
 
 def node_matters(item: Object) -> tuple[Any, ...]:
@@ -72,17 +50,17 @@ class Indexes:
         self._sorted_views: tuple[NodeView, ...] | None = None
         self._classes: list[NodeClass] = []
         self._by_service: dict[Key, dict[tuple[str, str], Object]] = defaultdict(dict)
+        # UIDs that were told as deleted, with the version of that word: a list that is older still holds the object.
+        self._gone: dict[str, dict[str, int]] = defaultdict(dict)
 
     def store(self, resource: Resource, item: Object) -> set[Key]:
         """Keep an object unless a newer state of it is known; returns the services to reconcile."""
-        item = _trimmed(resource, item)
+        item = trimmed(resource, item)
         key = _key(item)
         known = self._items[resource.kind].get(key)
-        if (
-            known is not None
-            and _version(known) >= _version(item)
-            and known["metadata"]["uid"] == item["metadata"]["uid"]
-        ):
+        if known is not None and _version(known) >= _version(item):
+            return set()
+        if _version(item) <= self._gone[resource.kind].get(item["metadata"]["uid"], -1):
             return set()
         before: set[Key] = set()
         if known is not None:
@@ -147,7 +125,12 @@ class Indexes:
         return service
 
     def remove(self, resource: Resource, item: Object) -> set[Key]:
-        """Forget an object that was deleted; a newer one of the same name stays."""
+        """A watch told that an object was deleted: no older word brings it back; a newer one of the same name stays."""
+        self._gone[resource.kind][item["metadata"]["uid"]] = _version(item)
+        return self.forget(resource, item)
+
+    def forget(self, resource: Resource, item: Object) -> set[Key]:
+        """Take an object out that is gone or about to go; a newer one of the same name stays."""
         key = _key(item)
         known = self._items[resource.kind].get(key)
         if known is None or known["metadata"]["uid"] != item["metadata"]["uid"]:
@@ -162,16 +145,23 @@ class Indexes:
             self._usage.drop(key)
         return self._concerned(resource, known)
 
-    def replace(self, resource: Resource, items: Iterable[Object], namespace: str | None) -> set[Key]:
-        """Take a complete list of a kind: what is not in it is gone. Returns the services to reconcile."""
+    def replace(self, resource: Resource, items: Iterable[Object], namespace: str | None, version: int) -> set[Key]:
+        """Take a complete list of a kind: what is not in it is gone, unless it came after the list was made.
+
+        `version`: the list's own. While a list is on its way watches go on, and they may know better. Returns the
+        services to reconcile.
+        """
         items = list(items)
         listed = {_key(item) for item in items}
         concerned: set[Key] = set()
         for key, known in list(self._items[resource.kind].items()):
-            if key not in listed and namespace in (None, key[0]):
-                concerned |= self.remove(resource, known)
+            if key not in listed and namespace in (None, key[0]) and _version(known) <= version:
+                concerned |= self.forget(resource, known)
         for item in items:
             concerned |= self.store(resource, item)
+        gone = self._gone[resource.kind]
+        for uid in [uid for uid, told in gone.items() if told <= version]:
+            del gone[uid]
         return concerned
 
     def _concerned(self, resource: Resource, item: Object) -> set[Key]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import partial
 
 from octavo_operator.cluster.client import ApiError, Client
 from octavo_operator.cluster.resources import Resource, watched
@@ -14,6 +15,7 @@ from octavo_operator.settings import Settings
 
 from .indexes import Indexes, Key
 from .queue import WorkQueue
+from .trim import trimmed
 
 log = logging.getLogger("octavo.listing")
 RETRY_SECONDS = 2.0
@@ -22,14 +24,12 @@ GATHER_SECONDS = 1.0
 SPREAD_SECONDS = 10.0
 
 
-async def fill(
-    client: Client, indexes: Indexes, settings: Settings, resources: Iterable[Resource] | None = None
-) -> set[Key]:
-    """List kinds (all watched ones) into the indexes; returns the services whose facts changed. Raises ApiError."""
+async def fill(client: Client, indexes: Indexes, settings: Settings, resource: Resource) -> set[Key]:
+    """List a kind into the indexes; returns the services whose facts changed. Raises ApiError."""
     concerned: set[Key] = set()
-    for resource in watched(settings.nodes_access) if resources is None else resources:
-        for namespace in settings.namespaces if resource.namespaced and settings.namespaces else (None,):
-            concerned |= indexes.replace(resource, await client.list(resource, namespace), namespace)
+    for namespace in settings.namespaces if resource.namespaced and settings.namespaces else (None,):
+        found = await client.snapshot(resource, namespace, keep=partial(trimmed, resource))
+        concerned |= indexes.replace(resource, found.items, namespace, found.version)
     return concerned
 
 
@@ -37,7 +37,8 @@ async def first_fill(client: Client, indexes: Indexes, settings: Settings) -> No
     """Fill the indexes, however long the API server or the CRDs are awaited."""
     while True:
         try:
-            await fill(client, indexes, settings)
+            for resource in watched(settings.nodes_access):
+                await fill(client, indexes, settings, resource)
             return
         except ApiError as error:
             hint = "; are the CRDs installed (kubectl apply -k crds/)?" if error.code == 404 else ""
@@ -70,18 +71,23 @@ class Relister:
                 everything = True
             self._wake.clear()
             wished, self._wished = self._wished, set()
-            try:
-                concerned = await fill(self._client, self._indexes, self._settings, None if everything else wished)
-            except ApiError as error:
-                log.warning("the objects could not be listed again yet: %s", error)
-                for resource in wished:
-                    self.wish(resource)
-                await asyncio.sleep(RETRY_SECONDS)
-                continue
-            for key in concerned:
-                self._queue.add(key)
+            await self._list(watched(self._settings.nodes_access) if everything else tuple(wished))
             if everything:
                 # Spread, so that a resync of many services is no burst.
                 spread = min(SPREAD_SECONDS, self._settings.resync_seconds / 4)
                 for key in self._indexes.services():
                     self._queue.add_after(key, random.random() * spread)
+
+    async def _list(self, resources: Sequence[Resource]) -> None:
+        """Kind by kind, so that what one list told is not lost with the next one's failure."""
+        for number, resource in enumerate(resources):
+            try:
+                concerned = await fill(self._client, self._indexes, self._settings, resource)
+            except ApiError as error:
+                log.warning("the objects could not be listed again yet: %s", error)
+                for left in resources[number:]:
+                    self.wish(left)
+                await asyncio.sleep(RETRY_SECONDS)
+                return
+            for key in concerned:
+                self._queue.add(key)

@@ -21,6 +21,7 @@ from octavo_operator.cluster.resources import NODES, SERVICES, Resource, watched
 from octavo_operator.cluster.watches import Watches
 from octavo_operator.plan import PlanSettings
 from octavo_operator.scaling.autoscaler import Autoscaler
+from octavo_operator.scaling.leaving import DeletionCosts
 from octavo_operator.settings import Settings, SettingsError
 
 from .health import Health, serve
@@ -34,6 +35,7 @@ log = logging.getLogger("octavo.control")
 GATE_TRIES = 5
 RETRY_SECONDS = 2.0
 NODE_GATHER_SECONDS = 1.0
+FIRST_STREAMING_VERSION = (1, 34)
 
 
 def _now() -> datetime:
@@ -49,6 +51,9 @@ def plan_settings(settings: Settings) -> PlanSettings:
         reads_nodes=settings.nodes_access,
         image_prefixes=settings.image_prefixes,
         argument_prefixes=settings.argument_prefixes,
+        priority_classes=settings.priority_classes,
+        tolerations=settings.tolerations,
+        resources=settings.resources,
         gateway_namespace=settings.gateway_namespace,
         calibration=settings.calibration,
         calibration_seconds=settings.calibration_seconds,
@@ -114,6 +119,15 @@ async def _gauges(indexes: Indexes, queue: WorkQueue[Key]) -> None:
         await asyncio.sleep(1)
 
 
+async def _streams_lists(client: Client) -> bool:
+    """Whether the API server sends what exists as events of a watch."""
+    try:
+        return await client.server_version() >= FIRST_STREAMING_VERSION
+    except ApiError as error:
+        log.warning("the API server's version can't be asked (%s); kinds are listed instead", error)
+        return False
+
+
 async def _keep_leading(leadership: Leadership) -> None:
     try:
         await leadership.keep()
@@ -143,14 +157,19 @@ async def _lead(client: Client, settings: Settings, health: Health, leadership: 
     scaler = Autoscaler(indexes, queue.add)
     progress = ProgressWatch(indexes, queue.add)
     planner = progress.planner(scaler.plan)
-    reconciler = Reconciler(client, indexes, plan_settings(settings), _now, queue.add, relister.wish, planner)
+    marks = DeletionCosts(client, scaler.load)
+    reconciler = Reconciler(
+        client, indexes, plan_settings(settings), _now, queue.add, relister.wish, planner, marks.prepare
+    )
+    scaler.facts = reconciler.facts
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_keep_leading(leadership), name="lease")
         await first_fill(client, indexes, settings)
         log.info("working: %d InferenceServices, %d nodes", len(indexes.services()), len(indexes.all("Node")))
         for key in indexes.services():
             queue.add(key)
-        tasks.create_task(Watches(settings, changed).run(), name="watches")
+        streams = await _streams_lists(client)
+        tasks.create_task(Watches(settings, changed, streams).run(), name="watches")
         # What went between the first list and the watches' own is found by one more list.
         for resource in watched(settings.nodes_access):
             relister.wish(resource)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any
 
@@ -38,10 +38,12 @@ class Reconciler:
         ask: Callable[[Key], None] = lambda _key: None,
         relist: Callable[[Resource], None] = lambda _resource: None,
         planned: Callable[[Facts], Plan] = plan,
+        prepare: Callable[[Facts, Plan], Awaitable[None]] | None = None,
     ) -> None:
-        """`ask` queues a service, `relist` wishes for a complete list of a kind, `planned` makes the plan."""
+        """`ask` queues a service, `relist` wishes for a complete list of a kind, `planned` makes the plan; `prepare`
+        comes before a plan is applied."""
         self._client, self._indexes, self._settings, self._now = client, indexes, settings, now
-        self._ask, self._relist, self._planned = ask, relist, planned
+        self._ask, self._relist, self._planned, self._prepare = ask, relist, planned, prepare
         self._recorder = Recorder(client)
         self._contested: dict[tuple[str, str], tuple[str, float]] = {}
 
@@ -71,6 +73,8 @@ class Reconciler:
         wanted = self._planned(facts)
         if wanted.seed_replicas is not None:
             self._keep(await self._client.seed_replicas(SERVICES, facts.service, wanted.seed_replicas))
+        if self._prepare is not None:
+            await self._prepare(facts, wanted)
         try:
             for manifest in wanted.objects:
                 await self._apply(facts, manifest)
@@ -156,7 +160,7 @@ class Reconciler:
                 log.info("%s %s: deleted, since the plan no longer holds it", item["kind"], _name(item))
                 resource = BY_KIND[item["kind"]]
                 await self._client.delete(resource, item)
-                self._indexes.remove(resource, item)
+                self._indexes.forget(resource, item)
 
     async def _status(self, facts: Facts, status: Object, events: tuple[Event, ...]) -> None:
         if status == facts.service.get("status"):

@@ -41,12 +41,33 @@ def template_label(deployment: Manifest) -> str:
     return str(labels.get(contract.TEMPLATE_LABEL, ""))
 
 
+def reaches_the_host(template: object) -> bool:
+    """Whether a pod template asks for the host's files, namespaces or privileges, which no version of ours does."""
+    pod = template.get("spec") if isinstance(template, dict) else None
+    if not isinstance(pod, dict) or any(pod.get(key) for key in ("hostNetwork", "hostPID", "hostIPC")):
+        return True
+    if any("hostPath" in volume for volume in pod.get("volumes") or ()):
+        return True
+    containers = [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
+    return any(
+        (each.get("securityContext") or {}).get("privileged")
+        or (each.get("securityContext") or {}).get("allowPrivilegeEscalation") is not False
+        or any(port.get("hostPort") for port in each.get("ports") or ())
+        for each in containers
+    )
+
+
 def stored_templates(facts: Facts) -> dict[str, Manifest]:
-    """Stored templates by name, newest first; objects that are none of ours are left out."""
+    """Stored templates by name, newest first; objects that are none of ours are left out.
+
+    A stored template is applied as it stands, so one that somebody else wrote must gain its writer nothing.
+    """
     found = [
         item
         for item in facts.owned_of("ControllerRevision").values()
-        if isinstance(item.get("data"), dict) and {"inputs", "template"} <= item["data"].keys()
+        if isinstance(item.get("data"), dict)
+        and {"inputs", "template"} <= item["data"].keys()
+        and not reaches_the_host(item["data"]["template"])
     ]
     found.sort(key=lambda item: (-int(item["revision"]), str(item["metadata"]["name"])))
     return {item["metadata"]["name"]: item for item in found}

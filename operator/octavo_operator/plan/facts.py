@@ -100,6 +100,12 @@ class PlanSettings:
     """What a pinned image may begin with, beside the repositories of the catalogue's images."""
     argument_prefixes: tuple[str, ...] = SAFE_ARGUMENTS
     """What a flag of engine.extraArgs may begin with."""
+    priority_classes: tuple[str, ...] = ()
+    """Priority classes that a service may name."""
+    tolerations: tuple[str, ...] = ()
+    """Taints that a service may tolerate, as `key` or `key=value`, beside those of accelerators."""
+    resources: tuple[str, ...] = ()
+    """Resources that a service may ask for beside CPU, memory, storage and its accelerators."""
     gateway_namespace: str | None = None
     """Namespace whose pods may send requests to models."""
     calibration: str = "Off"
@@ -193,3 +199,5 @@ class Plan:
     """Count to write once into spec.replicas, which is absent in a mode that reads it."""
     profiles: tuple[Manifest, ...] = ()
     """TuningProfiles to write, complete with status; only those that differ from what is there."""
+    spare: int | None = None
+    """Replicas that would find a node at once; None where nodes can't be seen."""

@@ -54,8 +54,10 @@ class Fleet:
     leaves_gap: bool = False
     newer_sizes: tuple[str, ...] = ()
     """Block sizes that a new rollout would take, with their reason."""
-    spare: Mapping[str, int] = field(default_factory=dict)
+    room: Mapping[str, int] = field(default_factory=dict)
     """Replicas that could start now, by type in use."""
+    spare: int | None = None
+    """Replicas that would find a node at once; None while it does not matter or nodes can't be seen."""
 
 
 @dataclass
@@ -197,8 +199,9 @@ def plan_fleet(
     newer = tuple(dict.fromkeys(item.newer for item in resolution.types if item.newer and shares.get(item.label)))
     made = _finished(draft, stored, newer, due)
     sizes = tuple(dict.fromkeys(text for label, text in newer_sizes.items() if shares.get(label)))
-    in_use = {label: room for label, room in spare.items() if shares.get(label)}
-    return replace(made, newer_sizes=sizes, spare=in_use)
+    in_use = {label: places for label, places in spare.items() if shares.get(label)}
+    total_spare = sum(spare.values()) if facts.settings.reads_nodes else None
+    return replace(made, newer_sizes=sizes, room=in_use, spare=total_spare)
 
 
 def _hand_over(

@@ -30,6 +30,8 @@ LEAST_DRIVERS = {
 MAJOR_BASELINE_DRIVERS = {12: LEAST_DRIVERS["12.0"], 13: LEAST_DRIVERS["13.0"]}
 FAST_KERNELS_CUDA = "12.6"
 """Below this CUDA version of the driver or of the image the fast kernels are not promised."""
+FAST_KERNELS_CAPABILITY = "8.0"
+"""Below this compute capability Triton multiplies matrices without tensor cores (triton-lang/triton#5066)."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def _driver_for(cuda: str) -> str:
     return f"driver {least} or newer (CUDA {cuda})" if least else f"a driver that supports CUDA {cuda}"
 
 
-def _fallback(image: CatalogueImage, how: str, cuda: str) -> tuple[str, str]:
+def _fallback(image: CatalogueImage, how: str, cuda: str, capability: str) -> tuple[str, str]:
     """(why slower kernels may run, the smallest upgrade that ends it)."""
     if _older(cuda, FAST_KERNELS_CUDA):
         why = f"the driver supports CUDA {cuda}, the fast kernels are promised from {FAST_KERNELS_CUDA} on"
@@ -92,11 +94,14 @@ def _fallback(image: CatalogueImage, how: str, cuda: str) -> tuple[str, str]:
     if how == "PTX":
         why = f"image {image.name} holds no machine code for this accelerator; the driver compiles it at each start"
         return why, "use an image that is built for this compute capability"
+    if _older(capability, FAST_KERNELS_CAPABILITY):
+        why = f"kernels run without tensor cores on compute capability {capability}, below {FAST_KERNELS_CAPABILITY}"
+        return why, f"choose accelerators of compute capability {FAST_KERNELS_CAPABILITY} or newer"
     return "", ""
 
 
-def _found(image: CatalogueImage, fit: str, how: str, cuda: str) -> ImageChoice:
-    fallback, upgrade = _fallback(image, how, cuda)
+def _found(image: CatalogueImage, fit: str, how: str, cuda: str, capability: str) -> ImageChoice:
+    fallback, upgrade = _fallback(image, how, cuda, capability)
     if fit == "Native":
         message = f"image {image.name} (CUDA {image.cuda}) runs natively"
     else:
@@ -146,12 +151,12 @@ def choose_cuda(images: Sequence[CatalogueImage], capability: str, cuda: str, dr
     # Machine code before code that must be compiled first, then the newest.
     native.sort(key=lambda entry: entry[1] != "SASS")
     if native:
-        return _found(native[0][0], "Native", native[0][1], cuda)
+        return _found(native[0][0], "Native", native[0][1], cuda, capability)
     for image, how in built:
         major = version(image.cuda or "")[0]
         baseline = MAJOR_BASELINE_DRIVERS.get(major)
         if how == "SASS" and has[:1] == (major,) and baseline and version(driver) >= version(baseline):
-            return _found(image, "MinorVersion", how, cuda)
+            return _found(image, "MinorVersion", how, cuda, capability)
     return _too_old(built, capability, cuda, driver)
 
 

@@ -174,7 +174,7 @@ def _tuned(
         return Verdict("Tuned", True, "BlocksLargerThanPrefixes", message)
     if cache.block_size:
         return Verdict("Tuned", True, "Explicit", "engine.kvCache.blockSize is set")
-    in_use = {label: item for label, item in known.items() if label in fleet.spare}
+    in_use = {label: item for label, item in known.items() if label in fleet.room}
     if in_use and not tuning.waiting and all(item.exact for item in in_use.values()):
         words = "; ".join(f"blockSize: {item.block_size_tokens} – {item.reason}" for item in in_use.values())
         return Verdict("Tuned", True, "Measured", words)
@@ -233,7 +233,7 @@ def plan(facts: Facts) -> Plan:
     ]
     # Replicas come first: nothing is measured before one of them serves.
     serving = any(map(is_ready, servers))
-    tuning = plan_tuning(facts, spec, resolution.types, model.shape, fleet.spare if serving else {})
+    tuning = plan_tuning(facts, spec, resolution.types, model.shape, fleet.room if serving else {})
     manifests += tuning.jobs
     delays = (model.requeue_seconds, fleet.requeue_seconds, tuning.requeue_seconds)
     requeue = min((seconds for seconds in delays if seconds is not None), default=None)
@@ -261,7 +261,7 @@ def plan(facts: Facts) -> Plan:
     everything = tuple(
         stamped(item) if item["kind"] != "Job" or not _marked(item) else item for item in (*manifests, *fleet.manifests)
     )
-    return Plan(everything, status, news, facts.sees_nodes, requeue, scaling.seed, tuning.profiles)
+    return Plan(everything, status, news, facts.sees_nodes, requeue, scaling.seed, tuning.profiles, fleet.spare)
 
 
 def _marked(item: Manifest) -> bool:

@@ -1,15 +1,32 @@
-"""What an administrator lets users choose: images and extra arguments by their beginnings."""
+"""What an administrator lets users choose: images, extra arguments, priority, taints and devices."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from octavo_operator.api.inference_service import InferenceServiceSpec
+from octavo_operator.api.placement_section import Resources, Toleration, TolerationOperator
 
+from .admission import VENDOR_TAINTS
 from .facts import PlanSettings
 
 EVERYTHING = "*"
+SYSTEM_PRIORITY = "system-"
+"""Priority classes of Kubernetes itself, which displace anybody: `*` does not mean them."""
+ORDINARY_RESOURCES = ("cpu", "memory", "ephemeral-storage")
+
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_HOST = r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?"
+_REFERENCE = re.compile(
+    rf"(?:{_HOST}/)?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(?:@[a-z0-9]+(?:[.+_-][a-z0-9]+)*:[0-9a-f]{{32,}})?"
+)
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text is an image's name as registries and runtimes understand it: no empty part, no `..`, one tag, one
+    digest. Anything else may mean one thing here and another one there."""
+    return _REFERENCE.fullmatch(text) is not None
 
 
 def repository(reference: str) -> str:
@@ -20,34 +37,101 @@ def repository(reference: str) -> str:
 
 
 def begins_with(reference: str, prefix: str) -> bool:
-    """Whether an image lies below a prefix: `r/team` admits r/team/x and r/team:1, and not r/team-of-others/x."""
+    """Whether an image lies below a prefix: `r/team` admits r/team/x and r/team:1, and not r/team-of-others/x; `r` does
+    not admit r:5000/x, which is another registry."""
     if prefix == EVERYTHING:
         return True
     if not prefix or not reference.startswith(prefix):
         return False
-    return prefix.endswith(("/", ":", "@")) or reference[len(prefix) : len(prefix) + 1] in ("", "/", ":", "@")
+    rest = reference[len(prefix) :]
+    if prefix.endswith(("/", ":", "@")) or rest == "" or rest.startswith("/"):
+        return True
+    return rest.startswith((":", "@")) and "/" not in rest
 
 
-def _image_is_allowed(reference: str, settings: PlanSettings) -> bool:
+def _image(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
+    reference = spec.image.reference
+    if reference is None:
+        return
+    if not is_reference(reference):
+        yield f"image.reference {reference} is no image's name; write registry/name:tag or registry/name@sha256:…"
+        return
     known = {repository(image.image) for image in settings.images}
-    return repository(reference) in known or any(begins_with(reference, each) for each in settings.image_prefixes)
+    if repository(reference) in known or any(begins_with(reference, each) for each in settings.image_prefixes):
+        return
+    allowed = ", ".join(settings.image_prefixes) or "none beside the catalogue's repositories"
+    yield f"image.reference {reference} is not below an allowed prefix (policy.imagePrefixes: {allowed})"
 
 
-def _refused_flags(arguments: Iterable[str], settings: PlanSettings) -> list[str]:
-    flags = [text for text in arguments if text.startswith("-") and not re.fullmatch(r"-[0-9.]+", text)]
+def _arguments(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
     allowed = settings.argument_prefixes
-    return [text for text in flags if not any(each == EVERYTHING or text.startswith(each) for each in allowed)]
+    flags = [text for text in spec.engine.extra_args if text.startswith("-") and not re.fullmatch(r"-[0-9.]+", text)]
+    refused = [text for text in flags if not any(each == EVERYTHING or text.startswith(each) for each in allowed)]
+    if refused:
+        listed = ", ".join(allowed) or "none"
+        yield f"engine.extraArgs holds {', '.join(refused)} (policy.argumentPrefixes: {listed})"
+
+
+def _priority(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
+    name, allowed = spec.placement.priority_class_name, settings.priority_classes
+    if name is None or name in allowed or (EVERYTHING in allowed and not name.startswith(SYSTEM_PRIORITY)):
+        return
+    yield f"placement.priorityClassName {name} (policy.priorityClasses: {', '.join(allowed) or 'none'})"
+
+
+def tolerates_only(toleration: Toleration, allowed: Sequence[str]) -> bool:
+    """Whether a toleration accepts no taint beyond those allowed, each a key, or `key=value` for that value alone."""
+    if EVERYTHING in allowed:
+        return True
+    if toleration.key is None:
+        return False
+    if toleration.key in allowed:
+        return True
+    exact = toleration.operator == TolerationOperator.EQUAL
+    return exact and f"{toleration.key}={toleration.value or ''}" in allowed
+
+
+def _written(toleration: Toleration) -> str:
+    if toleration.key is None:
+        return "every taint"
+    return f"{toleration.key}={toleration.value}" if toleration.value else toleration.key
+
+
+def _tolerations(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
+    # Pods with an accelerator tolerate its vendor's taint anyhow.
+    allowed = (*settings.tolerations, *VENDOR_TAINTS.values())
+    refused = [_written(each) for each in spec.placement.tolerations if not tolerates_only(each, allowed)]
+    if refused:
+        listed = ", ".join(settings.tolerations) or "none beside the accelerators' own taints"
+        yield f"placement.tolerations accepts {', '.join(refused)} (policy.tolerations: {listed})"
+
+
+def _resources(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
+    # A device plugin's resource puts a device of the host into the container.
+    given: Resources = spec.placement.resources
+    names = sorted({*given.requests, *given.limits})
+    refused = [
+        name
+        for name in names
+        if not name.startswith("hugepages-")
+        and name not in ORDINARY_RESOURCES
+        and name not in settings.resources
+        and EVERYTHING not in settings.resources
+    ]
+    if refused:
+        listed = ", ".join(settings.resources) or "none beside cpu, memory, ephemeral-storage and hugepages-…"
+        yield f"placement.resources names {', '.join(refused)} (policy.resources: {listed})"
+
+
+_RULES: tuple[Callable[[InferenceServiceSpec, PlanSettings], Iterable[str]], ...] = (
+    _image,
+    _arguments,
+    _priority,
+    _tolerations,
+    _resources,
+)
 
 
 def refusals(spec: InferenceServiceSpec, settings: PlanSettings) -> list[str]:
     """A sentence per thing that the administrator does not allow."""
-    found: list[str] = []
-    reference = spec.image.reference
-    if reference is not None and not _image_is_allowed(reference, settings):
-        allowed = ", ".join(settings.image_prefixes) or "none beside the catalogue's repositories"
-        found.append(f"image.reference {reference} is not below an allowed prefix (policy.imagePrefixes: {allowed})")
-    flags = _refused_flags(spec.engine.extra_args, settings)
-    if flags:
-        allowed = ", ".join(settings.argument_prefixes) or "none"
-        found.append(f"engine.extraArgs holds {', '.join(flags)} (policy.argumentPrefixes: {allowed})")
-    return found
+    return [sentence for rule in _RULES for sentence in rule(spec, settings)]

@@ -27,7 +27,7 @@ from .policy.state import KEPT_CHANGES
 from .sample import Reading
 from .scraper import Scraper, ScrapeSettings, Target
 from .wake import AnnotationWake, WakeSource
-from .window import Windows
+from .window import Signals, Windows
 
 log = logging.getLogger("octavo.scaling")
 _NEVER = datetime.fromtimestamp(0, UTC)
@@ -72,6 +72,8 @@ class Autoscaler:
         self._indexes, self._ask = indexes, ask
         self._wake = wake or AnnotationWake()
         self._clock = clock or _clock()
+        self.facts: Callable[[Key], Facts | None] | None = None
+        """What the indexes hold of a service with the nodes' room; asked while replicas lack an accelerator."""
         self._services: dict[Key, _Service] = {}
         self._owner: dict[str, Key] = {}
 
@@ -157,6 +159,17 @@ class Autoscaler:
                 # A fault of ours in one service must not keep the others from scaling.
                 log.exception("%s/%s: no scaling decision", *key)
 
+    def load(self, key: Key, uid: str) -> float | None:
+        """Requests that a pod has, running and waiting; None where that is not known."""
+        own = self._services.get(key)
+        seen = own.windows.seen(uid, self._clock()) if own is not None else None
+        return seen.running + seen.waiting if isinstance(seen, Signals) else None
+
+    def _spare(self, key: Key) -> int | None:
+        """Replicas that would find a node at once: plans know the room of the nodes that they may use."""
+        facts = self.facts(key) if self.facts is not None else None
+        return plan(facts).spare if facts is not None else None
+
     def _forget(self, key: Key) -> None:
         del self._services[key]
         for gauge in _GAUGES:
@@ -180,9 +193,10 @@ class Autoscaler:
         replicas = spec.replicas if external and spec.replicas is not None else before.desired
         pods = self._indexes.pods(key)
         own.windows.keep([pod["metadata"]["uid"] for pod in servers(pods)])
-        answer = recommend(
-            observe(replicas, pods, lambda uid: own.windows.seen(uid, now), wake), own.state, settings, now
-        )
+        fleet = observe(replicas, pods, lambda uid: own.windows.seen(uid, now), wake)
+        if fleet.homeless or own.state.blocked_until > now:
+            fleet = replace(fleet, spare=self._spare(key))
+        answer = recommend(fleet, own.state, settings, now)
         fresh = tuple(item for item in answer.state.changes if item.time == now)
         own.state = answer.state
         capacities = before.capacities

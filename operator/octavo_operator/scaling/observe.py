@@ -58,7 +58,17 @@ def _pod(pod: Object, seen: Callable[[str], Seen]) -> Pod:
         (_since(pod, "Ready") or 0.0) if ready else None,
         seen(pod["metadata"]["uid"]) if ready else Unknown("it does not serve yet"),
         None if ready or pod.get("spec", {}).get("nodeName") else _since(pod, "PodScheduled", "Unschedulable"),
+        _startup_seconds(pod) if ready else None,
     )
+
+
+def _startup_seconds(pod: Object) -> float | None:
+    """From created to serving. A container that was started again became ready anew: that tells nothing."""
+    statuses = pod.get("status", {}).get("containerStatuses") or ()
+    begun, ready = pod["metadata"].get("creationTimestamp"), _since(pod, "Ready")
+    if begun is None or ready is None or any(item.get("restartCount") for item in statuses):
+        return None
+    return max(0.0, ready - datetime.fromisoformat(begun).timestamp())
 
 
 def _labels(pod: Mapping[str, Any]) -> Mapping[str, str]:

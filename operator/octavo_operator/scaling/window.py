@@ -40,6 +40,10 @@ class Signals:
     """In the window."""
     seen_seconds: float
     """Length of what the window's counts are taken from."""
+    recent_completions: float | None = None
+    """Requests that ended in the recent seconds."""
+    queued_seconds: float = 0.0
+    """How long requests have waited without a reading in between that showed none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,18 @@ def _signals(samples: list[Sample], now: float) -> Signals:
         recent_seconds=last.time - recent[0].time,
         preemptions=_growth(samples, "preemptions_total") or 0.0,
         seen_seconds=elapsed,
+        recent_completions=_growth(recent, "finished_total") if len(recent) > 1 else None,
+        queued_seconds=_queued_seconds(samples),
     )
+
+
+def _queued_seconds(samples: list[Sample]) -> float:
+    since = samples[-1].time
+    for item in reversed(samples):
+        if item.waiting <= 0:
+            break
+        since = item.time
+    return samples[-1].time - since
 
 
 def _received(samples: list[Sample]) -> float | None:

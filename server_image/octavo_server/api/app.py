@@ -9,12 +9,15 @@ from fastapi import FastAPI, Request
 from prometheus_client.exposition import choose_encoder
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from octavo_server.api import completions, tokens
 from octavo_server.api.errors import ApiError, ClientGone, json_response
+from octavo_server.api.identity import Identify, request_id
 from octavo_server.api.keys import ApiKeys
+from octavo_server.api.metric_names import Named
 from octavo_server.api.middleware import Closing, LimitBody, RequireKey
 from octavo_server.api.state import Phase, ServerState
 from octavo_server.api.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
@@ -30,11 +33,20 @@ def create_app(state: ServerState) -> ASGIApp:
     _add_errors(app)
     _add_service_routes(app, state)
     _add_model_routes(app, state)
-    guarded: ASGIApp = LimitBody(app, state.config.api.limits.max_body_bytes)
+    layers: ASGIApp = LimitBody(app, state.config.api.limits.max_body_bytes)
     keys = ApiKeys(state.config.api.api_key, state.config.api.api_key_file)
     if keys.wanted:
-        guarded = RequireKey(guarded, keys)
-    return Closing(guarded, state)
+        layers = RequireKey(layers, keys)
+    if state.config.api.allowed_origins:
+        layers = CORSMiddleware(
+            layers,
+            allow_origins=state.config.api.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+            max_age=600,
+        )
+    return Identify(Closing(layers, state), access_log=state.config.api.access_log)
 
 
 def _add_service_routes(app: FastAPI, state: ServerState) -> None:
@@ -52,9 +64,11 @@ def _add_service_routes(app: FastAPI, state: ServerState) -> None:
 
     @app.get(METRICS_PATH)
     async def metrics(request: Request) -> Response:
-        """Prometheus or OpenMetrics text, as the client accepts."""
+        """Prometheus or OpenMetrics text, as the client accepts; with `name[]` in the query, those samples alone."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(state.metrics.registry), media_type=content_type)
+        names = request.query_params.getlist("name[]")
+        found = Named(state.metrics.registry, frozenset(names)) if names else state.metrics.registry
+        return Response(encode(found), media_type=content_type)
 
     @app.get(VERSION_PATH)
     async def version() -> Response:
@@ -97,9 +111,12 @@ def _add_model_routes(app: FastAPI, state: ServerState) -> None:
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def api_error(_request: Request, error: ApiError) -> Response:
+    async def api_error(request: Request, error: ApiError) -> Response:
         headers = {"retry-after": str(error.retry_after_seconds)} if error.status in (429, 503) else {}
-        return error.response(headers)
+        if error.status >= 500:
+            fields = {"request_id": request_id(request.scope), "status": error.status, "code": error.code}
+            _LOG.warning("request failed", extra={"fields": fields})
+        return error.response(headers, request_id=request_id(request.scope))
 
     @app.exception_handler(ClientGone)
     async def client_gone(_request: Request, _error: ClientGone) -> Response:
@@ -108,12 +125,15 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return ApiError(error.status_code, message).response(error.headers)
+        return ApiError(error.status_code, message).response(error.headers, request_id=request_id(request.scope))
 
     @app.exception_handler(Exception)
     async def fault(request: Request, error: Exception) -> Response:
-        _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return ApiError(500, "the server failed to handle this request; its log has the details").response()
+        name = request_id(request.scope)
+        fields = {"request_id": name, "path": request.url.path}
+        _LOG.error("a route failed", exc_info=error, extra={"fields": fields})
+        message = f"the server failed to handle this request; its log has the details under {name}"
+        return ApiError(500, message).response(request_id=name)
 
 
 def _card(state: ServerState) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """One answer while it grows: tokens to text, stop strings, log-probabilities, and what its reader hasn't taken yet.
 
 The engine's side (`on_output`, `on_finished`) never waits: text piles up, merged, until the client's connection takes
-it. So a slow client costs memory of its own answer, and nothing else.
+it. So a slow client costs memory of its own answer, up to a limit at which the answer ends with an error, and delays
+nobody else.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ class TokenEntry:
     offset: int
 
 
-@dataclass
+_ENTRY_BYTES = 512
+"""About what the log-probabilities of one token take."""
+
+
+@dataclass(slots=True)
 class Delta:
     """What is new since the last one. `finish_reason` is set in the last: stop, length or error."""
 
     text: str = ""
     entries: list[TokenEntry] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     error: str = ""
 
@@ -66,6 +70,8 @@ class Choice:
         news: asyncio.Event,
         abort: Callable[[int], None],
         observer: Observer,
+        max_unread_bytes: int = 0,
+        hidden: bool = False,
     ) -> None:
         self.index = index
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
@@ -82,6 +88,9 @@ class Choice:
         self._entries: deque[tuple[int, TokenEntry]] = deque()
         self._decoded = 0
         self._released = 0
+        self._max_unread = max_unread_bytes
+        self._hidden = hidden
+        """Nothing of the answer counts or is shown: the prompt alone was asked for."""
 
     def on_output(self, output: RequestOutput) -> None:
         """Takes the tokens of one step."""
@@ -90,16 +99,26 @@ class Choice:
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
         self._observer.new_tokens(len(output.token_ids))
-        for position, token_id in enumerate(output.token_ids):
-            if self.finished:
-                break
-            self._add_token(token_id, output.logprobs[position] if output.logprobs else None)
+        if self._hidden:
+            return
+        if self._stops.none and not output.logprobs:
+            self._add_plain(output.token_ids)
+        else:
+            for position, token_id in enumerate(output.token_ids):
+                if self.finished:
+                    break
+                self._add_token(token_id, output.logprobs[position] if output.logprobs else None)
+        if self._max_unread and not self.finished and self._unread() > self._max_unread:
+            self._end("error", f"the client left more than {self._max_unread} bytes of this answer unread")
+            self._abort(self.completion_tokens)
         self._news.set()
 
     def on_finished(self, reason: str, message: str) -> None:
         """Takes the end. What was held back as a possible stop string belongs to the answer after all."""
         if self.finished:
             return
+        if self._hidden and reason == "stop":
+            reason = "length"
         if reason in ("stop", "length"):
             self._release(self._stops.flush(), whole=True)
         self._end("error" if reason == "abort" else reason, message or "the engine ended this request")
@@ -109,9 +128,20 @@ class Choice:
         delta, self._delta = self._delta, Delta()
         return delta
 
+    def _unread(self) -> int:
+        return len(self._delta.text) + _ENTRY_BYTES * len(self._delta.entries)
+
+    def _add_plain(self, token_ids: list[int]) -> None:
+        """The short way, where text can be sent as it comes."""
+        if self.finished:
+            return
+        for token_id in token_ids:
+            self.completion_tokens += 1
+            if token_id not in self._stop_token_ids:
+                self._delta.text += self._detokenizer.feed(token_id)
+
     def _add_token(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         self.completion_tokens += 1
-        self._delta.token_ids.append(token_id)
         begin = self._decoded
         text = "" if token_id in self._stop_token_ids else self._detokenizer.feed(token_id)
         self._decoded += len(text)

@@ -33,9 +33,10 @@ class ApiError(Exception):
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self, headers: Mapping[str, str] | None = None) -> Response:
-        """The HTTP response."""
-        return json_response(self.body, self.status, headers)
+    def response(self, headers: Mapping[str, str] | None = None, *, request_id: str = "") -> Response:
+        """The HTTP response; the request's id stands beside the error, so that a report of it leads to the log."""
+        body = {**self.body, "request_id": request_id} if request_id else self.body
+        return json_response(body, self.status, headers)
 
 
 class ClientGone(Exception):

@@ -1,48 +1,56 @@
 """Which request fields beyond the supported ones are accepted, and which are refused because they would have an effect.
 
-docs/reference/http-api.md shows these tables; tests hold them together.
+docs/reference/api.md is generated from these tables and from the models in wire.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo_server.api.errors import ApiError
 
-HARMLESS = frozenset(
-    {
-        "metadata",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "user",
-    }
-)
-"""Accepted and without effect on the answer."""
-
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "chat_template": (),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "length_penalty": (1.0,),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "reasoning_effort": (),
-    "spaces_between_special_tokens": (True,),
-    "store": (False,),
-    "suffix": ("",),
-    "use_beam_search": (False,),
-    "verbosity": (),
-    "web_search_options": (),
+HARMLESS: Mapping[str, str] = {
+    "metadata": "for the client's own records",
+    "prediction": "a hint that never changes the answer",
+    "prompt_cache_key": "every prompt's cache is found by its tokens",
+    "prompt_cache_options": "the cache keeps what it has room for",
+    "prompt_cache_retention": "the cache keeps what it has room for",
+    "safety_identifier": "for the client's own records",
+    "service_tier": "there is one",
+    "user": "for the client's own records",
 }
-"""Refused unless null or one of these values, which have no effect."""
+"""Accepted and without effect on the answer, with the reason."""
+
+
+class Refusal(NamedTuple):
+    """Values that have no effect and are therefore accepted beside null, and why others are not."""
+
+    neutral: tuple[Any, ...]
+    why: str
+
+
+UNSUPPORTED: Mapping[str, Refusal] = {
+    "audio": Refusal((), "the models write text"),
+    "best_of": Refusal((1,), "a field of text completions alone"),
+    "chat_template": Refusal((), "the server's --chat-template sets it: a request brings no code"),
+    "continue_final_message": Refusal((False,), "a field of chat alone"),
+    "documents": Refusal(([],), "put them into a message"),
+    "function_call": Refusal(("none", "auto"), "superseded by tool_choice"),
+    "functions": Refusal(([],), "superseded by tools"),
+    "length_penalty": Refusal((1.0, 1), "part of beam search"),
+    "mm_processor_kwargs": Refusal(({},), "the models read text"),
+    "moderation": Refusal((), "the server judges no text"),
+    "modalities": Refusal((["text"],), "the models write text"),
+    "reasoning_effort": Refusal((), "a field of chat alone"),
+    "spaces_between_special_tokens": Refusal((True,), "tokens are written as they are"),
+    "store": Refusal((False,), "nothing is kept after the answer"),
+    "suffix": Refusal(("",), "this model can't insert text before a suffix"),
+    "use_beam_search": Refusal((False,), "answers are drawn, not searched; best_of draws several"),
+    "verbosity": Refusal((), "say it in a message"),
+    "web_search_options": Refusal((), "the server reaches nothing outside"),
+}
+"""Refused unless null or a neutral value. A name that is a field of one route is listed for the other."""
 
 
 def check_extra(extra: Mapping[str, Any] | None, prefix: str = "") -> None:
@@ -52,11 +60,23 @@ def check_extra(extra: Mapping[str, Any] | None, prefix: str = "") -> None:
             continue
         param = f"{prefix}{name}"
         if name not in UNSUPPORTED:
-            raise ApiError(400, f"{param}: unknown field; leave it out", param=param, code="unknown_field")
-        neutral = UNSUPPORTED[name]
+            shown = param if len(param) <= 100 else f"{param[:99]}…"
+            raise ApiError(400, f"{shown}: unknown field; leave it out", param=shown, code="unknown_field")
+        neutral, why = UNSUPPORTED[name]
         if not any(type(value) is type(item) and value == item for item in neutral):
             allowed = " or ".join(map(repr, neutral))
             way_out = f"leave it out or send {allowed}" if allowed else "leave it out"
             raise ApiError(
-                400, f"{param}: not supported by this server; {way_out}", param=param, code="unsupported_field"
+                400, f"{param}: not supported here ({why}); {way_out}", param=param, code="unsupported_field"
             )
+
+
+EXTENSIONS: frozenset[str] = frozenset(
+    {
+        "add_generation_prompt", "allowed_token_ids", "bad_words", "cache_salt", "chat_template_kwargs",
+        "continue_final_message", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos",
+        "include_stop_str_in_output", "min_p", "min_tokens", "priority", "prompt_logprobs", "repetition_penalty",
+        "request_id", "skip_special_tokens", "stop_token_ids", "structured_outputs", "top_k", "truncate_prompt_tokens",
+    }
+)  # fmt: skip
+"""Supported fields that OpenAI's interface does not have; most bear vLLM's names."""

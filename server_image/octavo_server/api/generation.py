@@ -31,6 +31,8 @@ class PromptJob:
     max_new_tokens: int
     grammar: str = ""
     """What the answer must fit; empty = nothing."""
+    hidden: bool = False
+    """The prompt alone is asked for; the one token that is made is not shown."""
 
 
 class Generation:
@@ -48,8 +50,12 @@ class Generation:
         cache_salt: str = "",
         piece: Callable[[int], bytes] | None = None,
         include_stop: bool = False,
+        streams: bool = False,
+        logged_name: str = "",
     ) -> None:
         self._state = state
+        self._logged_name = logged_name or name
+        self._streams = streams
         self._name = name
         self._news = asyncio.Event()
         self._ids: dict[int, int] = {}
@@ -61,6 +67,7 @@ class Generation:
         self._include_stop = include_stop
         self.jobs = list(jobs)
         self.choices: list[Choice] = []
+        self._expired = False
 
     async def start(self) -> None:
         """Submits every choice. Raises the 400 for a request_id that is in use."""
@@ -78,9 +85,10 @@ class Generation:
     def _check_queue(self) -> None:
         """Raises the 429 when too many wait already."""
         limit, client = self._state.config.api.max_queued, self._state.client
-        if limit and client.queued + len(self.jobs) * self._n > limit and client.queued:
+        queued = int(self._state.metrics.queued.total)
+        if limit and queued + len(self.jobs) * self._n > limit and queued:
             error = ApiError(
-                429, f"{client.queued} choices wait for their first token, the limit is {limit}; try again later",
+                429, f"{queued} choices wait for their first token, the limit is {limit}; try again later",
                 code="queue_full",
             )  # fmt: skip
             wait = client.wait_seconds(time.monotonic())
@@ -93,40 +101,50 @@ class Generation:
             if not choice.finished:
                 choice.finished = True
                 self._state.client.abort(self._ids[choice.index], choice.completion_tokens)
-                self._state.metrics.finished.labels("abort").inc()
+                self._state.metrics.finished["abort"].inc()
         self._state.living_names.discard(self._name)
 
-    async def stream(self) -> AsyncIterator[tuple[Choice, Delta]]:
-        """News of all choices until every one has ended. Raises the 500 when the engine fails one."""
+    async def stream(self) -> AsyncIterator[list[tuple[Choice, Delta]]]:
+        """News of the choices, as much as there is each time, until every one has ended.
+
+        Raises the error of a choice that failed, and the 504 at the limit of time.
+        """
         open_choices = list(self.choices)
         seconds = self._state.config.api.request_timeout_seconds
-        deadline = asyncio.get_running_loop().time() + seconds if seconds else None
-        while open_choices:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._news.wait()
-            except TimeoutError:
-                raise ApiError(
-                    504, f"not done within {seconds:g} s, the limit of this server", code="timeout"
-                ) from None
-            self._news.clear()
-            for choice in list(open_choices):
-                delta = choice.take()
-                if delta.finish_reason == "error":
-                    raise ApiError(503 if self._state.draining else 500, delta.error, code="engine_error")
-                if delta.finish_reason is not None:
-                    open_choices.remove(choice)
-                if delta:
-                    yield choice, delta
+        timer = asyncio.get_running_loop().call_later(seconds, self._expire) if seconds else None
+        try:
+            while open_choices:
+                await self._news.wait()
+                self._news.clear()
+                news = [(choice, delta) for choice in open_choices if (delta := choice.take())]
+                ended = [delta for _, delta in news if delta.finish_reason is not None]
+                failed = next((delta for delta in ended if delta.finish_reason == "error"), None)
+                if failed is not None:
+                    raise ApiError(503 if self._state.draining else 500, failed.error, code="engine_error")
+                if self._expired:
+                    raise ApiError(504, f"not done within {seconds:g} s, the limit of this server", code="timeout")
+                if ended:
+                    done = {choice.index for choice, delta in news if delta.finish_reason is not None}
+                    open_choices = [choice for choice in open_choices if choice.index not in done]
+                if news:
+                    yield news
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._news.set()
 
     async def collect(self) -> list[Delta]:
         """The whole of each choice, in order."""
         whole = [Delta() for _ in self.choices]
-        async for choice, delta in self.stream():
-            target = whole[choice.index]
-            target.text += delta.text
-            target.entries += delta.entries
-            target.finish_reason = delta.finish_reason
+        async for news in self.stream():
+            for choice, delta in news:
+                target = whole[choice.index]
+                target.text += delta.text
+                target.entries += delta.entries
+                target.finish_reason = delta.finish_reason
         return whole
 
     def usage(self) -> dict[str, object]:
@@ -162,6 +180,8 @@ class Generation:
                 news=self._news,
                 abort=lambda kept, index=index: self._state.client.abort(self._ids[index], kept),  # type: ignore[misc]
                 observer=_Observer(self._state.metrics, len(job.token_ids)),
+                max_unread_bytes=self._state.config.api.max_unread_bytes if self._streams else 0,
+                hidden=job.hidden,
             )
             self.choices.append(choice)
             submit = Submit(
@@ -174,7 +194,7 @@ class Generation:
                 priority=self._priority,
                 grammar=job.grammar,
             )
-            self._ids[index] = self._state.client.submit(submit, choice, self._name)
+            self._ids[index] = self._state.client.submit(submit, choice, self._logged_name)
 
 
 class _Observer:
@@ -200,5 +220,5 @@ class _Observer:
         self._last = now
 
     def ended(self, reason: str) -> None:
-        self._metrics.finished.labels(reason).inc()
+        self._metrics.finished[reason].inc()
         self._metrics.duration.observe(time.perf_counter() - self._arrival)

@@ -9,6 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo_server.api.errors import ApiError
+from octavo_server.api.identity import request_id
 from octavo_server.api.keys import ApiKeys
 from octavo_server.api.state import ServerState
 from octavo_server.contract import HEALTH_PATH, METRICS_PATH, READY_PATH
@@ -31,7 +32,8 @@ class RequireKey:
             error = ApiError(
                 401, "the API key is missing or wrong; send it as Authorization: Bearer KEY", code="invalid_api_key"
             )
-            await error.response({"www-authenticate": "Bearer"})(scope, receive, send)
+            name = request_id(scope)
+            await error.response({"www-authenticate": "Bearer"}, request_id=name)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
@@ -74,7 +76,7 @@ class LimitBody:
                 param="body",
                 code="body_too_large",
             )
-            await error.response({"connection": "close"})(scope, receive, send)
+            await error.response({"connection": "close"}, request_id=request_id(scope))(scope, receive, send)
             return
         body: Message | None = {"type": "http.request", "body": b"".join(parts), "more_body": False}
 

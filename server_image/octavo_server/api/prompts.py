@@ -11,7 +11,8 @@ from octavo_server.api.answers import plain_calls
 from octavo_server.api.errors import ApiError, bad_field
 from octavo_server.api.sampling import check_ids
 from octavo_server.api.state import ServerState
-from octavo_server.api.wire import ChatMessage, Prompt
+from octavo_server.api.wire import ChatMessage, Conversation, Prompt
+from octavo_server.text.control import Guard
 from octavo_server.text.detokenizer import Detokenizer, unfinished_tail
 from octavo_server.text.template import ChatTemplate, TemplateError
 from octavo_server.text.tokenizer import TextTokenizer
@@ -64,38 +65,81 @@ async def completion_prompts(state: ServerState, prompt: Prompt) -> list[TextPro
     return prompts
 
 
-async def chat_prompt(
-    state: ServerState,
-    messages: Sequence[ChatMessage],
-    add_generation_prompt: bool,
-    variables: dict[str, Any] | None,
-    tools: Sequence[dict[str, Any]] = (),
-) -> list[int]:
+async def chat_prompt(state: ServerState, body: Conversation, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
     """Token ids of a conversation. Raises the 400 when there is no template or it refuses the messages."""
-    if state.template is None:
+    template, control = state.template, state.control
+    if template is None or control is None:
         raise ApiError(
             400,
             "messages: this model has no chat template; use /v1/completions, or start the server with --chat-template",
             param="messages",
             code="no_chat_template",
         )
+    messages = body.messages or []
     limit = state.config.api.limits.max_messages
     if len(messages) > limit:
         raise bad_field("messages", f"holds {len(messages)} messages, the limit is {limit}")
+    goes_on = bool(body.continue_final_message)
+    if goes_on and body.add_generation_prompt:
+        raise bad_field("continue_final_message", "can't be combined with add_generation_prompt = true")
+    if goes_on and messages[-1].role != "assistant":
+        raise bad_field("continue_final_message", f"the last message's role is {messages[-1].role}, not assistant")
+    opens = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
     plain = [_plain(message) for message in messages]
+    variables = {**(body.chat_template_kwargs or {}), **effort_variables(template.source, body.reasoning_effort)}
     size = sum(len(message["content"]) for message in plain) + sum(len(str(tool)) for tool in tools)
-    shown: Sequence[dict[str, Any]] = tools
-    if not knows_tools(state.template.source):
-        plain, shown = described(plain, tools), ()
-    text = await off_loop(size, lambda: _render(state.template, plain, add_generation_prompt, variables, shown))
-    ids = await encode(state, text, "messages", add_special_tokens=False)
+
+    def rendered() -> tuple[str, Guard]:
+        guard = control.guard()
+        safe = [guard.message(message) for message in plain]
+        end = ""
+        if goes_on:
+            # Whatever the template writes after the last message is cut off at this mark.
+            end = f"{guard.mark}{len(safe)}"
+            safe[-1] = {**safe[-1], "content": safe[-1]["content"] + end}
+        shown = [guard.value(tool) for tool in tools]
+        if not knows_tools(template.source):
+            safe, shown = described(safe, shown), []
+        text = _render(template, safe, opens, guard.value(variables), shown)
+        if end:
+            text, found, _ = text.partition(end)
+            if not found:
+                raise bad_field("continue_final_message", "the chat template does not show the last message's content")
+        return text, guard
+
+    text, guard = await off_loop(size, rendered)
+    check_characters(state, text, "messages")
+    ids = await off_loop(len(text), lambda: control.encode(text, guard))
     if not ids:
         raise bad_field("messages", "make an empty prompt; send at least one message with content")
     return ids
 
 
+def effort_variables(template: str, effort: str | None) -> dict[str, Any]:
+    """reasoning_effort as the template's own variable. Raises the 400 where the model knows no such thing."""
+    if effort is None:
+        return {}
+    if "reasoning_effort" in template:
+        return {"reasoning_effort": effort}
+    if "enable_thinking" in template:
+        return {"enable_thinking": effort != "none"}
+    if effort == "none":
+        return {}
+    raise ApiError(
+        400, "reasoning_effort: this model's chat template knows no effort of reasoning; leave it out or send 'none'",
+        param="reasoning_effort", code="unsupported_field",
+    )  # fmt: skip
+
+
 async def encode(state: ServerState, text: str, field: str, *, add_special_tokens: bool) -> list[int]:
     """Token ids of a text; a text too long for any tokenisation to fit is refused before it is tokenised."""
+    tokenizer, _ = state.serving()
+    check_characters(state, text, field)
+    return await off_loop(len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+
+def check_characters(state: ServerState, text: str, field: str) -> None:
+    """Raises the 400 for a text that is too long for any tokenisation to fit."""
     tokenizer, ready = state.serving()
     most = ready.max_length_tokens * tokenizer.longest_token_characters * _NORMALISATION
     if len(text) > most:
@@ -103,7 +147,6 @@ async def encode(state: ServerState, text: str, field: str, *, add_special_token
             field,
             f"has {len(text)} characters and therefore more than the {ready.max_length_tokens} tokens of this model",
         )
-    return await off_loop(len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 
 async def off_loop(characters: int, work: Callable[[], T]) -> T:
@@ -112,13 +155,12 @@ async def off_loop(characters: int, work: Callable[[], T]) -> T:
 
 
 def _render(
-    template: ChatTemplate | None,
+    template: ChatTemplate,
     messages: list[dict[str, Any]],
     prompt: bool,
     variables: dict[str, Any] | None,
     tools: Sequence[dict[str, Any]],
 ) -> str:
-    assert template is not None
     try:
         return template.render(messages, add_generation_prompt=prompt, variables=variables, tools=tools)
     except TemplateError as error:

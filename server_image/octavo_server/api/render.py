@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from json.encoder import encode_basestring
 from typing import Any
 
 from octavo_server.api.choice import TokenEntry
+from octavo_server.api.errors import dump_json
 from octavo_server.engine.messages import TokenLogprobs
 from octavo_server.text.tokenizer import TextTokenizer
 
@@ -22,6 +24,7 @@ class Renderer:
         name = "chat.completion" if chat else "text_completion"
         self._head = {"id": response_id, "object": name, "created": created, "model": model}
         self._chunk_head = {**self._head, "object": "chat.completion.chunk" if chat else name}
+        self._text_ends: dict[tuple[int, bool], tuple[bytes, bytes]] = {}
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: dict[str, object]) -> dict[str, Any]:
         """The body of a response that is no stream."""
@@ -31,6 +34,22 @@ class Renderer:
         """One event of a stream; with include_usage every chunk but the last has `usage: null`."""
         body = {**self._chunk_head, "choices": [choice]}
         return {**body, "usage": None} if with_usage else body
+
+    def text_event(self, index: int, text: str, *, with_usage: bool) -> bytes:
+        """The event of a chunk that brings text and nothing else: what `chunk` makes of it, put together from parts
+        that are the same for all chunks of a choice."""
+        ends = self._text_ends.get((index, with_usage))
+        if ends is None:
+            ends = self._text_ends[index, with_usage] = self._ends(index, with_usage)
+        return ends[0] + encode_basestring(text).encode("utf-8", "replace") + ends[1]
+
+    def _ends(self, index: int, with_usage: bool) -> tuple[bytes, bytes]:
+        text = {"delta": {"content": ""}} if self._chat else {"text": ""}
+        choice = {"index": index, **text, "logprobs": None, "finish_reason": None}
+        whole = b"data: " + dump_json(self.chunk(choice, with_usage=with_usage)) + b"\n\n"
+        mark = b'"content":""' if self._chat else b'"text":""'
+        begin, end = whole.rsplit(mark, 1)
+        return begin + mark[:-2], end
 
     def usage_chunk(self, usage: dict[str, object]) -> dict[str, Any]:
         """The last event of a stream with include_usage."""

@@ -72,6 +72,8 @@ def max_new_tokens(request: SamplingFields, prompt_tokens: int, ready: Ready, pr
             f"{wanted} does not fit: the prompt has {prompt_tokens} tokens and the model takes "
             f"{ready.max_length_tokens} for both, so at most {room} are left",
         )
+    if wanted == 0:
+        wanted = 1  # the engine makes no less; what it makes is not shown
     if (request.min_tokens or 0) > wanted:
         raise bad_field("min_tokens", f"{request.min_tokens} is more than the {wanted} tokens that may be generated")
     return wanted
@@ -84,14 +86,23 @@ def check_ids(ids: Sequence[int], field: str, vocabulary_size: int) -> None:
             raise bad_field(field, f"token id {token_id} is outside of the vocabulary, 0 to {vocabulary_size - 1}")
 
 
-def choices_wanted(request: SamplingFields, prompts: int, limits: LimitsConfig) -> int:
-    """n, once it is known to stay under the limit together with the number of prompts."""
-    n = request.n or 1
-    if n * prompts > limits.max_choices:
+def choices_wanted(request: SamplingFields, prompts: int, limits: LimitsConfig) -> tuple[int, int]:
+    """n and how many are drawn for it, once it is known to stay under the limit together with the number of prompts."""
+    n, field, drawn = request.n or 1, "n", request.n or 1
+    if isinstance(request, CompletionRequest) and request.best_of is not None:
+        drawn = request.best_of
+        if drawn < n:
+            raise bad_field("best_of", f"must be at least n, {n}, not {drawn}")
+        if drawn > n:
+            field = "best_of"
+            if request.stream:
+                raise bad_field("best_of", f"{drawn} can't be streamed: the best of them is known at their end alone")
+    if drawn * prompts > limits.max_choices:
         if prompts > limits.max_choices:
             raise bad_field("prompt", f"holds {prompts} prompts, the limit is {limits.max_choices}")
-        raise bad_field("n", f"{n} for {prompts} prompt(s) is more than the limit of {limits.max_choices} choices")
-    return n
+        message = f"{drawn} for {prompts} prompt(s) is more than the limit of {limits.max_choices} choices"
+        raise bad_field(field, message)
+    return n, drawn
 
 
 def _check_stops(stops: Sequence[str], limits: LimitsConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -10,9 +11,11 @@ from enum import StrEnum
 from octavo_server.api.client import EngineClient
 from octavo_server.api.errors import ApiError
 from octavo_server.api.structured import GrammarChecks
+from octavo_server.api.turns import Turns
 from octavo_server.config import ServeConfig
 from octavo_server.engine.messages import Message, Ready, Stats
 from octavo_server.metrics import Metrics
+from octavo_server.text.control import ControlTokens
 from octavo_server.text.template import ChatTemplate
 from octavo_server.text.tokenizer import TextTokenizer
 
@@ -32,17 +35,20 @@ class Phase(StrEnum):
 class ServerState:
     """One per API process; lives on the event loop and is touched from nowhere else."""
 
-    def __init__(self, config: ServeConfig, served_name: str, metrics: Metrics) -> None:
+    def __init__(self, config: ServeConfig, served_name: str, metrics: Metrics, process_number: int = 0) -> None:
         self.config = config
         self.served_name = served_name
         self.metrics = metrics
-        self.client = EngineClient()
+        self.client = EngineClient(process_number, self._count)
+        self.turns = Turns()
         self.started_seconds = int(time.time())
         self.tokenizer: TextTokenizer | None = None
         self.template: ChatTemplate | None = None
+        self.control: ControlTokens | None = None
         self.ready: Ready | None = None
         self.phase = Phase.STARTING
         self.draining = False
+        self.settled = asyncio.Event()
         self.stage: Callable[[], str] = lambda: ""
         self.living_names: set[str] = set()
         self.grammars = GrammarChecks()
@@ -58,6 +64,7 @@ class ServerState:
         """The tokenizer is loaded."""
         self.tokenizer = tokenizer
         self.template = template
+        self.control = ControlTokens(tokenizer, template.source) if template is not None else None
         self._settle()
 
     def engine_message(self, message: Message) -> None:
@@ -71,7 +78,7 @@ class ServerState:
         """The engine crashed; requests wait for the next one."""
         self.phase = Phase.RESTARTING
         self.client.on_lost()
-        self.metrics.engine_lost(self.client.living)
+        self.metrics.engine_lost()
 
     def not_ready(self) -> dict[str, str] | None:
         """None when requests should be routed here, else the reason as JSON."""
@@ -102,9 +109,14 @@ class ServerState:
                 code="model_not_found",
             )
 
+    def _count(self, living: int, queued: int) -> None:
+        self.metrics.living.set(living)
+        self.metrics.queued.set(queued)
+
     def _settle(self) -> None:
         if self.ready is not None and self.tokenizer is not None:
             self.phase = Phase.READY
+            self.settled.set()
             _LOG.info(
                 "ready: %s on %s, %s, weights %s, attention %s, up to %d tokens per request, "
                 "cache for %d tokens in blocks of %d",

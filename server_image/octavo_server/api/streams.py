@@ -31,20 +31,21 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class EventStream(Response):
-    """Server-sent events from an iterator of JSON objects, ended by `data: [DONE]`.
+    """Server-sent events from an iterator of them as bytes (`event_bytes`), ended by `data: [DONE]`.
 
     `on_close` runs in every case: end, error, client gone, cancelled. Waiting for a slow client happens here alone.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[dict[str, Any]], on_close: Callable[[], None], headers: dict[str, str]):
+    def __init__(self, events: AsyncIterator[bytes], on_close: Callable[[], None], request_id: str):
         self.status_code = 200
         self.background = None
         self.body = b""
         self._events = events
         self._on_close = on_close
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        self._request_id = request_id
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,16 +64,17 @@ class EventStream(Response):
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            async for event in self._events:
-                await _send_event(send, dump_json(event))
+            async for events in self._events:
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+            last = b""
         except ApiError as error:
-            await _send_event(send, dump_json(error.body))
-        await _send_event(send, b"[DONE]")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            last = event_bytes({**error.body, "request_id": self._request_id})
+        await send({"type": "http.response.body", "body": last + b"data: [DONE]\n\n", "more_body": False})
 
 
-async def _send_event(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+def event_bytes(content: dict[str, Any]) -> bytes:
+    """One event whose data is a JSON object."""
+    return b"data: " + dump_json(content) + b"\n\n"
 
 
 async def _until_disconnect(receive: Receive) -> None:

@@ -5,30 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
 
+from octavo_server.api.link import Line, Listener
 from octavo_server.config import EngineConfig
 from octavo_server.contract import ExitCode
-from octavo_server.engine.address import socket_address
-from octavo_server.engine.codec import MAX_FRAME_BYTES, CodecError, decode, encode, frame
 from octavo_server.engine.messages import Message, Progress, Ready, StartupFailed
+from octavo_server.logs import FORMAT_VARIABLE
 from octavo_server.termination import Refused
 
 _LOG = logging.getLogger("octavo.engine")
 MAX_CRASHES = 3
 CRASH_WINDOW_SECONDS = 600.0
-_CONNECT_PAUSE_SECONDS = 0.02
 _LOGGED_PERCENT = 25
 ENGINE_COMMAND = (sys.executable, "-m", "octavo_server.engine")
 
@@ -42,19 +40,6 @@ class EngineState(StrEnum):
     GIVEN_UP = "EngineGivenUp"
 
 
-class Listener(Protocol):
-    """Who hears about the engine."""
-
-    def engine_ready(self, ready: Ready, send: Callable[[Message], None]) -> None:
-        """Requests may be sent."""
-
-    def engine_message(self, message: Message) -> None:
-        """Outputs, Finished, Stats."""
-
-    def engine_lost(self) -> None:
-        """The process is gone; a new one is being started unless the supervisor gives up."""
-
-
 class Supervisor:
     """Keeps one engine process alive. `run` returns after `stop`, and raises Refused when there is no way on."""
 
@@ -65,11 +50,16 @@ class Supervisor:
         command: Sequence[str] = ENGINE_COMMAND,
         *,
         silence_seconds: float = 120.0,
+        log_format: str = "Text",
     ) -> None:
-        self._config = config
+        self.config = config
         self._silence_seconds = silence_seconds
         self._listener = listener
         self._command = tuple(command)
+        self._environment = {**os.environ, FORMAT_VARIABLE: log_format}
+        self._folder = Path(tempfile.mkdtemp(prefix="octavo-"))
+        self.path = self._folder / "engine"
+        """The engine's socket: the same for each process that is started, so that other API processes find it."""
         self._stopping = asyncio.Event()
         self._crashes: deque[float] = deque()
         self.state = EngineState.STARTING
@@ -83,6 +73,12 @@ class Supervisor:
 
     async def run(self) -> None:
         """Starts the engine again and again until stopped. Raises Refused: reason of the engine, or EngineCrashed."""
+        try:
+            await self._lives()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _lives(self) -> None:
         was_ready = False
         while not self._stopping.is_set():
             failure = await self._life()
@@ -117,17 +113,17 @@ class Supervisor:
 
     async def _life(self) -> StartupFailed | str:
         """One engine process from start to end; returns what ended it."""
-        folder = Path(tempfile.mkdtemp(prefix="octavo-"))
-        path = folder / "engine"
+        self.path.unlink(missing_ok=True)
         process = await asyncio.create_subprocess_exec(
             *self._command,
             "--socket",
-            str(path),
+            str(self.path),
             stdin=asyncio.subprocess.PIPE,
+            env=self._environment,
             start_new_session=True,  # a Ctrl-C in the terminal starts a drain here and must not end the engine
         )
         self.process_id = process.pid
-        talk = asyncio.create_task(self._converse(process, path))
+        talk = asyncio.create_task(self._converse(process))
         ended = asyncio.create_task(process.wait())
         stop = asyncio.create_task(self._stopping.wait())
         try:
@@ -142,7 +138,6 @@ class Supervisor:
             for task in (talk, ended, stop):
                 task.cancel()
             await asyncio.gather(talk, ended, stop, return_exceptions=True)
-            shutil.rmtree(folder, ignore_errors=True)
             self.process_id = None
         if not talk.cancelled():
             error = talk.exception()
@@ -152,30 +147,28 @@ class Supervisor:
                 return failure
         return f"the engine process ended with {_ending(code)}"
 
-    async def _converse(self, process: asyncio.subprocess.Process, path: Path) -> StartupFailed | str | None:
+    async def _converse(self, process: asyncio.subprocess.Process) -> StartupFailed | str | None:
         """Hears the engine until it ends; returns why where the engine said so or went silent."""
         assert process.stdin is not None
-        process.stdin.write(json.dumps(asdict(self._config)).encode())
+        process.stdin.write(json.dumps(asdict(self.config)).encode())
         process.stdin.close()
-        reader, writer = await _connect(path)
+        line = await Line.to(self.path)
         try:
-            while True:
-                # Loading a model from slow storage may take any time; a kubelet's startup probe limits that.
-                patience = self._silence_seconds if self.state is EngineState.READY else None
-                try:
-                    async with asyncio.timeout(patience):
-                        message = await _receive(reader)
-                except TimeoutError:
-                    return f"the engine process hangs: it reported nothing for {patience:g} s"
-                except (asyncio.IncompleteReadError, ConnectionError):
-                    return None
+            async for message in line.messages(self._patience):
                 if isinstance(message, StartupFailed):
                     return message
-                self._hear(message, writer)
+                self._hear(message, line)
+        except TimeoutError:
+            return f"the engine process hangs: it reported nothing for {self._silence_seconds:g} s"
         finally:
-            writer.close()
+            line.close()
+        return None
 
-    def _hear(self, message: Message, writer: asyncio.StreamWriter) -> None:
+    def _patience(self) -> float | None:
+        # Loading a model from slow storage may take any time; a kubelet's startup probe limits that.
+        return self._silence_seconds if self.state is EngineState.READY else None
+
+    def _hear(self, message: Message, line: Line) -> None:
         if isinstance(message, Progress):
             stage = f"{message.stage} ({message.percent} %)"
             step = (message.stage, message.percent // _LOGGED_PERCENT)
@@ -185,26 +178,9 @@ class Supervisor:
         elif isinstance(message, Ready):
             self.state = EngineState.READY
             self.stage = ""
-            self._listener.engine_ready(message, lambda sent: writer.write(frame(encode(sent))))
+            self._listener.engine_ready(message, line.send)
         else:
             self._listener.engine_message(message)
-
-
-async def _receive(reader: asyncio.StreamReader) -> Message:
-    (size,) = struct.unpack(">I", await reader.readexactly(4))
-    if size > MAX_FRAME_BYTES:
-        raise CodecError(f"frame of {size} bytes")
-    return decode(await reader.readexactly(size))
-
-
-async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Waits for the engine's socket; the caller ends the wait when the process ends."""
-    while True:
-        try:
-            with socket_address(path) as address:
-                return await asyncio.open_unix_connection(address, limit=4 * 1024 * 1024)
-        except (FileNotFoundError, ConnectionRefusedError):
-            await asyncio.sleep(_CONNECT_PAUSE_SECONDS)
 
 
 def _ending(code: int) -> str:

@@ -14,18 +14,13 @@ from octavo_server.api.wire import DetokenizeRequest, TokenizeRequest
 
 async def tokenize(state: ServerState, body: TokenizeRequest) -> Response:
     """Token ids of a prompt or of a conversation. Raises ApiError."""
+    await state.turns.take()
     state.check_model(body.model)
     _, ready = state.serving()
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt: send either prompt or messages", param="prompt", code="invalid_value")
     if body.messages is not None:
-        ids = await chat_prompt(
-            state,
-            body.messages,
-            body.add_generation_prompt,
-            body.chat_template_kwargs,
-            shown_tools(body.tools),
-        )
+        ids = await chat_prompt(state, body, shown_tools(body.tools))
     else:
         special = body.add_special_tokens is not False
         ids = await encode(state, body.prompt or "", "prompt", add_special_tokens=special)

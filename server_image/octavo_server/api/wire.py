@@ -44,7 +44,7 @@ def _all_ids(items: Sequence[Any]) -> bool:
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 B = TypeVar("B", bound=_Body)
@@ -92,38 +92,71 @@ class SamplingFields(_Body):
     """What chat and text completions have in common."""
 
     model: str | None = None
+    """The served name; left out, the one model there is."""
     n: Annotated[int, Field(ge=1)] | None = None
+    """Choices per prompt."""
     stream: bool | None = None
+    """Server-sent events in place of one body."""
     stream_options: StreamOptions | None = None
+    """`include_usage`: a last chunk with the usage."""
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] | None = None
+    """Most tokens of an answer."""
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)] | None = None
+    """No end before that many tokens."""
     temperature: Annotated[float, Field(ge=0, le=10)] | None = None
+    """0 = greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Only the most likely tokens that together have this probability."""
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
+    """Only that many of the most likely tokens; 0 or −1 = all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Only tokens at least this likely, relative to the most likely one."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Against tokens that were written before."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """The same, for each time."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    """Divides logits of tokens of prompt and answer; 1 = none."""
     seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_strings)] = []
+    """Same random numbers for the same seed."""
+    stop: Annotated[list[str], BeforeValidator(_strings, json_schema_input_type=str | list[str] | None)] = []
+    """Texts that end the answer; they are not part of it."""
     stop_token_ids: list[int] | None = None
+    """Token ids that end the answer."""
     ignore_eos: bool | None = None
+    """Goes on after the end-of-sequence token."""
     logit_bias: dict[str, float] | None = None
+    """Token id → −100 … 100, added to its logit."""
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Log-probabilities of the prompt, with that many alternatives; not with `stream`."""
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    """Lower runs first."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Cached prompts are shared only with requests of the same salt."""
     allowed_token_ids: Annotated[list[int], Field(max_length=4096)] | None = None
+    """Nothing else is drawn."""
     bad_words: list[str] | None = None
+    """Texts that are not written; a word is known by its tokens."""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
+    """Keeps the last tokens of the prompt; −1 = as many as leave room for the answer."""
     skip_special_tokens: bool | None = None
+    """false: control tokens are part of the text."""
     include_stop_str_in_output: bool | None = None
+    """The stop string is part of the answer."""
     response_format: ResponseFormat | None = None
+    """The form of the answer."""
     structured_outputs: StructuredOutputs | None = None
+    """The same in vLLM's spelling."""
     guided_json: dict[str, Any] | bool | str | None = None
+    """The same in an older spelling: a JSON schema."""
     guided_regex: str | None = None
+    """A regular expression."""
     guided_choice: list[str] | None = None
+    """One of these texts."""
     guided_grammar: str | None = None
+    """Lark or GBNF."""
     request_id: Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")] | None = None
+    """Becomes part of `id`; refused while another request has it."""
 
 
 class ContentPart(_Body):
@@ -193,45 +226,72 @@ class NamedToolChoice(_Body):
     function: NamedFunction
 
 
-class ChatRequest(SamplingFields):
+class Conversation(_Body):
+    """What a chat template makes a prompt of."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    tools: list[ToolField] | None = None
+    """Functions that may be called."""
+    add_generation_prompt: bool | None = None
+    """Whether the prompt ends with the beginning of an answer; left out, it does."""
+    continue_final_message: bool | None = None
+    """Whether the answer goes on in the last message, which must be the assistant's."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template."""
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """A variable of the chat template; refused where the template knows none of the kind."""
+
+
+class ChatRequest(SamplingFields, Conversation):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    """Roles system, developer, user, assistant, tool; content is a text or a list of text parts."""
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS_LIMIT)] | None = None
+    """Most tokens of an answer; left out, the model's length."""
     logprobs: bool | None = None
+    """Log-probabilities of the answer's tokens: of the model's logits before bias, penalties, temperature and masks."""
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[ToolField] | None = None
+    """That many alternatives for each."""
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    """`auto`, `none`, `required` or one function."""
     parallel_tool_calls: bool | None = None
+    """false = at most one call."""
 
 
 class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions."""
 
     prompt: Annotated[Prompt, BeforeValidator(_prompt)]
+    """A text, token ids, or a list of either."""
     echo: bool | None = None
+    """The answer begins with the prompt."""
     logprobs: Annotated[int, Field(ge=0)] | None = None
+    """Log-probabilities of the answer's tokens: of the model's logits before bias, penalties, temperature and masks."""
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS_LIMIT)] | None = None
+    """Most tokens of an answer, 16 if left out; 0 with `echo` gives the prompt back, for its `logprobs`."""
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    """Draws that many and answers the `n` with the highest log-probability per token; not with `stream`."""
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(Conversation):
     """Body of POST /tokenize: a prompt, or messages for the chat template."""
 
     model: str | None = None
+    """The served name."""
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    """The text."""
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[ToolField] | None = None
+    """Whether the tokenizer adds its beginning of a text."""
 
 
 class DetokenizeRequest(_Body):
     """Body of POST /detokenize."""
 
     model: str | None = None
+    """The served name."""
     tokens: list[int]
+    """Token ids."""
 
 
 def parse(kind: type[B], body: bytes) -> B:

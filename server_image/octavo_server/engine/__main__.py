@@ -10,8 +10,6 @@ error where nobody listens). It ends with its parent process.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import logging
 import os
 import signal
 import sys
@@ -20,24 +18,26 @@ from typing import TYPE_CHECKING
 
 from octavo_server.engine.messages import Progress, StartupFailed
 from octavo_server.engine.settings import from_json
+from octavo_server.logs import FORMAT_VARIABLE
+from octavo_server.logs import configure as configure_logs
+from octavo_server.parent import end_with_parent
 
 if TYPE_CHECKING:
     from octavo_server.engine.process import Process
 
-_PR_SET_PDEATHSIG = 1
 _FAILED_PATIENCE_SECONDS = 5.0
 
 
 def main() -> int:
     """Runs the engine; the exit code."""
     arguments = _parser().parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s", stream=sys.stderr)
+    configure_logs("info", os.environ.get(FORMAT_VARIABLE, "Text"), "engine")
     try:
         config = from_json(Path(arguments.config).read_text() if arguments.config else sys.stdin.read())
     except (OSError, ValueError) as error:
         print(f"octavo engine: {error}", file=sys.stderr)
         return 2
-    _end_with_parent()
+    end_with_parent()
 
     from octavo_server.engine.process import Process
 
@@ -93,15 +93,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--socket", required=True, metavar="PATH", help="Unix socket to listen on")
     parser.add_argument("--config", default="", metavar="FILE", help="JSON file; default: standard input")
     return parser
-
-
-def _end_with_parent() -> None:
-    """Asks Linux for SIGTERM when the parent process dies, so that no engine is left behind."""
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from octavo_server.compatibility import fallbacks_here, unusable_accelerator
 from octavo_server.config import BLOCK_SIZES_TOKENS, EngineConfig
 from octavo_server.engine.blocks import BlockPool
 from octavo_server.engine.core import Engine
@@ -117,7 +118,7 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
         dtype=_NAMES[dtype],
         quantization=quantization,
         attention_backend=runner.attention_backend,
-        fallback_reasons=[],
+        fallback_reasons=[item.reason for item in fallbacks_here(device.type)],
     )
     return engine, ready
 
@@ -143,6 +144,8 @@ def choose_device(name: str) -> torch.device:
         raise Refusal("DeviceUnsupported", f"device {name} is not one of Auto, CPU, CUDA")
     if wanted == "cuda" and not torch.cuda.is_available():
         raise Refusal("DeviceNotFound", "--device CUDA: no usable CUDA device; use --device CPU or mend the driver")
+    if wanted == "auto" and (fault := unusable_accelerator()):
+        raise Refusal("DeviceNotFound", fault)
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from octavo_server.config import FetchConfig
 from octavo_server.contract import CheckReason, ExitCode
 from octavo_server.fetching.resolve import check_length, describe, local_path
 from octavo_server.fetching.sources import LocalSource, parse_location
+from octavo_server.logs import FORMAT_VARIABLE, configure
 from octavo_server.termination import Refused, write_termination_message
 from octavo_server.weights import ModelSpec
 
@@ -20,7 +21,7 @@ OWN_RUNTIME = "Octavo"
 
 def fetch(wanted: FetchConfig) -> ExitCode:
     """Runs the command; its finding is one JSON object on standard output. Raises Refused when it has none to give."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure("info", os.environ.get(FORMAT_VARIABLE, "Text"))
     for noisy in ("httpx", "httpx2", "huggingface_hub", "botocore", "boto3", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     if wanted.check:

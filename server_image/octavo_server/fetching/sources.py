@@ -31,6 +31,11 @@ class HubSource:
     inside: str = ""
     """Path inside the repository; empty = all of it."""
 
+    @property
+    def default_name(self) -> str:
+        """What the model is served as when no name is given."""
+        return self.repository
+
 
 @dataclass(frozen=True)
 class S3Source:
@@ -39,6 +44,11 @@ class S3Source:
     bucket: str
     key: str
     """Without a leading slash; may be empty."""
+
+    @property
+    def default_name(self) -> str:
+        """What the model is served as when no name is given: the last part of the location."""
+        return self.key.strip("/").rpartition("/")[2] or self.bucket
 
 
 Source = LocalSource | HubSource | S3Source

@@ -28,6 +28,11 @@ class StopMatcher:
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
 
+    @property
+    def none(self) -> bool:
+        """Whether there is nothing to find, so that text needs no look."""
+        return not self._stops
+
     def feed(self, text: str) -> StopMatch:
         """Adds text; returns what can be sent now. After a match nothing more may be fed."""
         if not self._stops or not text:

@@ -54,6 +54,17 @@ class TextTokenizer:
         ids: list[int] = self.inner.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text in which nothing is a control token, whatever it looks like."""
+        ids: list[int] = self._without_added.encode_batch([text], add_special_tokens=False)[0].ids
+        return ids
+
+    @cached_property
+    def _without_added(self) -> Tokenizer:
+        """A second tokenizer that knows no added tokens; made when a text first asks for it."""
+        content = json.loads(self.inner.to_str())
+        return Tokenizer.from_str(json.dumps({**content, "added_tokens": [], "post_processor": None}))
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, special tokens included; empty for an id without a token."""
         found = self._bytes.get(token_id)
@@ -69,6 +80,11 @@ class TextTokenizer:
     def special_texts(self) -> dict[str, int]:
         """Ids of special tokens by their text."""
         return {self._added[index].decode(): index for index in self.special_ids}
+
+    @cached_property
+    def added_texts(self) -> dict[str, int]:
+        """Ids of all tokens that are found in a text before anything else, by their text; special ones included."""
+        return {text.decode(): index for index, text in self._added.items()}
 
     @cached_property
     def longest_token_characters(self) -> int:

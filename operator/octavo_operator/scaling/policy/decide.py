@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from octavo_operator.scaling.window import WINDOW_SECONDS
 
-from .demand import demand, learn
+from .demand import demand
 from .fleet import Fleet
+from .learning import learn, startup_seconds
 from .settings import PolicySettings
 from .state import Change, Removal, State
 from .verdict import Numbers, Reason, Recommendation
@@ -28,18 +29,17 @@ class _Wish:
     message: str
 
 
-def wished(needed: float, present: int, tolerance: float) -> int:
-    """The count for a demand: the present one within the tolerance, else the demand rounded up."""
-    if present > 0 and abs(needed / present - 1.0) <= tolerance:
-        return present
+def wished(needed: float, tolerance: float) -> int:
+    """The smallest count that the demand exceeds by no more than the tolerance."""
     # A demand of 3.0000001 from rounding asks for 3.
-    return math.ceil(min(needed, _ENDLESS) - 1e-6)
+    return math.ceil(min(needed, _ENDLESS) / (1.0 + tolerance) - 1e-6)
 
 
 def recommend(fleet: Fleet, state: State, settings: PolicySettings, now: float) -> Recommendation:
     """The count to have now, why, and the state for the next decision. `now`: seconds on the readings' clock."""
     state = learn(fleet, state, settings, now)
     numbers = demand(fleet, state, settings)
+    state = _recurred(fleet, state, settings, numbers, now)
     state = _remember(fleet, state, settings, numbers, now)
     floor, sleepy = _floor(fleet, settings)
     if fleet.replicas == 0 and floor == 0:
@@ -98,7 +98,7 @@ def _awake(fleet: Fleet, state: State, settings: PolicySettings, numbers: Number
             pod, seen = missing[0]
             return _Wish(present, Reason.METRICS_MISSING, f"held: no pod tells its load; {pod.name}: {seen.why}")
         return _Wish(present, Reason.STARTING, "held: no replica serves yet")
-    count = wished(numbers.needed, present, settings.tolerance)
+    count = wished(numbers.needed, settings.tolerance)
     preempted = sum(seen.preemptions for _, seen in fleet.known())
     told = describe(numbers, settings)
     # Preemptions from before the youngest replica served, or on a few of many, are no reason for one more.
@@ -140,11 +140,25 @@ def _removal(
     return _Wish(present - 1, Reason.DEMAND_FELL, f"{peak:.2f} needed at most in {wanted:.0f} s; {told}")
 
 
-def _watch_seconds(state: State, settings: PolicySettings, now: float) -> float:
-    """How long demand must have been smaller: longer after removals that had to be undone, for spikes come again."""
-    if state.regret is None or now - state.regret.time >= settings.regret_seconds:
+def _window_seconds(state: State, settings: PolicySettings) -> float:
+    """How long a smaller demand must last: as set, else by how long it takes to undo a mistake."""
+    if settings.scale_down_seconds is not None:
         return settings.scale_down_seconds
-    return settings.scale_down_seconds * state.stretch
+    wanted = settings.window_startups * startup_seconds(state, settings)
+    return min(settings.window_most_seconds, max(settings.window_least_seconds, wanted))
+
+
+def _longest_lull(state: State, settings: PolicySettings) -> float:
+    """A longer absence of load is not waited for: the idle replicas would cost more than they save."""
+    return settings.lull_startups * startup_seconds(state, settings)
+
+
+def _watch_seconds(state: State, settings: PolicySettings, now: float) -> float:
+    """The window; longer after a load that came back after a lull and found too few replicas."""
+    window = _window_seconds(state, settings)
+    if state.lull is None or now - state.lull[0] >= settings.regret_seconds:
+        return window
+    return max(window, min(settings.lull_margin * state.lull[1], _longest_lull(state, settings)))
 
 
 def sufficient(present: int, state: State, settings: PolicySettings, now: float) -> float:
@@ -152,10 +166,10 @@ def sufficient(present: int, state: State, settings: PolicySettings, now: float)
 
     A removal that had to be undone all the same is not tried again for nearly the same demand.
     """
-    limit = (present - 1) * (1.0 - settings.tolerance)
-    for memory, margin in ((state.regret, 1.0), (state.strained, 2.0)):
+    limit = (present - 1) * (1.0 - settings.margin)
+    for memory, steps in ((state.regret, 1.0), (state.strained, 2.0)):
         if memory is not None and memory.count == present - 1 and now - memory.time < settings.regret_seconds:
-            limit = min(limit, memory.needed * (1.0 - margin * settings.tolerance))
+            limit = min(limit, memory.needed * (1.0 - steps * max(0.05, settings.margin)))
     return limit
 
 
@@ -229,12 +243,21 @@ def _conclude(
 def _regretted(state: State, settings: PolicySettings, count: int, before: int, now: float) -> State:
     """Note a removal that is undone soon after."""
     last = state.removal
-    soon = last is not None and now - last.time <= max(settings.scale_down_seconds, settings.rise_seconds)
+    soon = last is not None and now - last.time <= max(_window_seconds(state, settings), settings.rise_seconds)
     if last is None or not soon or count <= before or before != last.count:
         return state
-    lately = state.regret is not None and now - state.regret.time < settings.regret_seconds
-    stretch = min(settings.most_stretch, 2.0 * (state.stretch if lately else 1.0))
-    return replace(state, regret=replace(last, time=now), removal=None, stretch=stretch)
+    return replace(state, regret=replace(last, time=now))
+
+
+def _recurred(fleet: Fleet, state: State, settings: PolicySettings, numbers: Numbers, now: float) -> State:
+    """Note how long a load was gone that came back and had to queue for replicas which had been removed."""
+    last = state.removal
+    if last is None or fleet.replicas <= last.count or numbers.waiting < max(2.0, fleet.ready):
+        return state
+    lull = now - last.time + _window_seconds(state, settings)
+    if lull > _longest_lull(state, settings):
+        return replace(state, removal=None)
+    return replace(state, removal=None, lull=(now, lull))
 
 
 def describe(numbers: Numbers, settings: PolicySettings) -> str:
@@ -242,7 +265,8 @@ def describe(numbers: Numbers, settings: PolicySettings) -> str:
     residency = numbers.residency_token_seconds
     held = "" if residency is None else f", {residency:.0f} token·s each"
     return (
-        f"{numbers.demand_tokens:.0f} tokens asked for ({numbers.arrivals_per_second:.2f} req/s{held},"
-        f" {numbers.waiting:.0f} waiting) / ({settings.target:.2f} · {numbers.capacity_tokens or 0:.0f} per replica)"
+        f"{numbers.demand_tokens:.0f} tokens asked for ({numbers.arrivals_per_second:.2f} req/s"
+        f" + {numbers.foreseen_per_second:.2f} foreseen{held}, {numbers.waiting:.0f} waiting)"
+        f" / ({settings.target:.2f} · {numbers.capacity_tokens or 0:.0f} per replica)"
         f" = {numbers.needed or 0:.2f} replicas"
     )

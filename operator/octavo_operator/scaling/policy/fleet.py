@@ -23,6 +23,8 @@ class Pod:
     seen: Signals | Unknown
     unschedulable_since: float | None = None
     """Since when the scheduler has found no node for it."""
+    startup_seconds: float | None = None
+    """From asked for to serving; None where it can't be told, for instance after a restart of its container."""
 
     @property
     def kind(self) -> Kind:
@@ -70,6 +72,11 @@ class Fleet:
     def pending(self) -> int:
         """Replicas asked for that do not serve yet: they count as supply."""
         return max(0, self.replicas - self.ready)
+
+    @property
+    def homeless(self) -> bool:
+        """Whether the scheduler has found no node for some pod."""
+        return any(pod.unschedulable_since is not None for pod in self.pods)
 
     def stuck(self, now: float, patience_seconds: float) -> int:
         """Pods that wait for a node longer than this."""

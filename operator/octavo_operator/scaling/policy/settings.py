@@ -14,17 +14,45 @@ class PolicySettings:
     max_replicas: int = 1
     target: float = 0.8
     """Share of the sustained capacity that demand should fill."""
-    scale_down_seconds: float = 300.0
-    """How long a smaller demand must last before a replica goes."""
+    scale_down_seconds: float | None = None
+    """How long a smaller demand must last before a replica goes; None: a multiple of the time a replica takes to start.
+    """
     idle_seconds: float = 600.0
     """How long a service must be idle before its last replica goes."""
     tolerance: float = 0.10
-    """A demand within this share of the present count changes nothing."""
+    """A demand that exceeds the present count by no more than this share adds nothing."""
+    margin: float = 0.10
+    """A replica goes only if the others would be filled to less than their target by this share."""
+    decide_seconds: float = 15.0
+    """Between two decisions."""
+    startup_prior_seconds: float = 120.0
+    """Assumed time from asked for to serving until a replica showed it."""
+    startup_most_seconds: float = 900.0
+    window_startups: float = 2.0
+    """Scale-down window by default, in start-up times: an idle replica costs that much, one too few twice that in SLO.
+    """
+    window_least_seconds: float = 60.0
+    window_most_seconds: float = 600.0
+    lull_startups: float = 10.0
+    """A load that came back within so many start-up times and then found too few replicas is waited for next time."""
+    lull_margin: float = 1.25
+    slope_deviations: float = 1.0
+    """By how many standard deviations of chance a slope of the arrivals is discounted."""
+    trend_share: float = 1.0
+    """Share of the foreseen growth that is provided for."""
+    surprise_seconds: float = 900.0
+    """Time constant of what came beyond the foreseen."""
+    surprise_deviations: float = 1.0
+    """Room above the foreseen, in deviations of what came beyond it."""
+    target_throughput: float = 0.8
+    """Share of the throughput of a replica with a queue that demand should fill."""
+    saturation_seconds: float = 10.0
+    """How long a queue must have lasted before the recent seconds for their completions to show the throughput."""
     unlearned_share: float = 0.8
     """Share of the blocks that counts as sustained until a queue was seen, and at most."""
     settle_seconds: float = 30.0
     """After a pod became ready its uses teach nothing: caches and graphs are cold."""
-    drain_backlog_seconds: float = 120.0
+    drain_backlog_seconds: float = 60.0
     """Waiting requests count as arrivals that shall be served within this time."""
     burst_deviations: float = 2.0
     """By how many standard deviations recent arrivals are discounted before they count as a burst."""
@@ -35,8 +63,6 @@ class PolicySettings:
     rise_least: int = 4
     regret_seconds: float = 3600.0
     """How long a removal that had to be undone is remembered."""
-    most_stretch: float = 4.0
-    """Each removal that had to be undone doubles the scale-down window, up to this."""
     unschedulable_seconds: float = 300.0
     """A replica for which no node was found this long is withdrawn; less would outrun an autoscaler of nodes."""
     retry_seconds: float = 300.0

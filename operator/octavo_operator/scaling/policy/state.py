@@ -8,6 +8,7 @@ from typing import Any
 
 from .fleet import Kind
 from .residency import Residency
+from .trend import Trend
 
 VERSION = 1
 KEPT_USES = 10
@@ -47,8 +48,14 @@ class State:
 
     uses: Mapping[Kind, tuple[float, ...]] = field(default_factory=dict)
     """By kind, the last tokens in use that a replica was seen to sustain."""
+    rates: Mapping[Kind, tuple[float, ...]] = field(default_factory=dict)
+    """By kind, the last requests per second that a replica ended while it had a queue."""
     residency: Residency | None = None
     """Token-seconds that a request holds the cache."""
+    trend: Trend = field(default_factory=Trend)
+    """Arrivals of the last minutes, and where they are heading."""
+    startup_seconds: float | None = None
+    """From asked for to serving, as the replicas showed it."""
     demands: tuple[tuple[float, float], ...] = ()
     """(time, replicas needed), falling: each the largest since its time. Covers the scale-down window."""
     watched_since: float | None = None
@@ -65,8 +72,8 @@ class State:
     """The last one that had to be undone, and when it was."""
     strained: Removal | None = None
     """The last count at which requests lost their cache blocks, and the demand then."""
-    stretch: float = 1.0
-    """By how much the scale-down window is longer since."""
+    lull: tuple[float, float] | None = None
+    """(when, how long) the demand of a removal was gone before it came back and found too few replicas."""
     changes: tuple[Change, ...] = ()
 
     def learned(self, kind: Kind) -> float | None:
@@ -74,13 +81,18 @@ class State:
         uses = self.uses.get(kind)
         return sum(uses) / len(uses) if uses else None
 
+    def learned_rate(self, kind: Kind) -> float | None:
+        """Mean of the rates seen of a kind; None before there was any."""
+        rates = self.rates.get(kind)
+        return sum(rates) / len(rates) if rates else None
+
     def with_use(self, kind: Kind, tokens: float) -> State:
-        """One more use of a kind; the oldest kind goes when there are too many."""
-        uses = {key: value for key, value in self.uses.items() if key != kind}
-        uses[kind] = (*self.uses.get(kind, ()), tokens)[-KEPT_USES:]
-        for key in list(uses)[: max(0, len(uses) - KEPT_KINDS)]:
-            del uses[key]
-        return replace(self, uses=uses)
+        """One more use of a kind."""
+        return replace(self, uses=_with(self.uses, kind, tokens))
+
+    def with_rate(self, kind: Kind, requests_per_second: float) -> State:
+        """One more rate of a kind."""
+        return replace(self, rates=_with(self.rates, kind, requests_per_second))
 
     def with_change(self, change: Change) -> State:
         """One more change; the oldest goes."""
@@ -116,3 +128,12 @@ class State:
             for c in data.get("changes") or ()
         )
         return cls(uses=uses, changes=changes)
+
+
+def _with(known: Mapping[Kind, tuple[float, ...]], kind: Kind, value: float) -> dict[Kind, tuple[float, ...]]:
+    """One more value of a kind; the oldest kind goes when there are too many."""
+    found = {key: values for key, values in known.items() if key != kind}
+    found[kind] = (*known.get(kind, ()), value)[-KEPT_USES:]
+    for key in list(found)[: max(0, len(found) - KEPT_KINDS)]:
+        del found[key]
+    return found

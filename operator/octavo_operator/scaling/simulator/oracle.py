@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from .fleet_run import DECIDE_SECONDS, Run, Scene
+from .fleet_run import DECIDE_SECONDS, Outcome, Run, Scene
 from .loads import Load
 from .profile import Profile
 from .report import SLO, Figures, figures
@@ -46,20 +46,22 @@ def plan(load: Load, scene: Scene, share: float) -> Callable[[float], int]:
     return count
 
 
-def oracle(load: Load, scene: Scene, slo: SLO, attain: float) -> Figures:
+def oracle(load: Load, scene: Scene, slo: SLO, attain: float) -> tuple[Figures, Outcome]:
     """The cheapest planned run whose share of requests in the SLO is at least `attain`, or the best there is."""
-    tried: list[Figures] = []
+    tried: list[tuple[Figures, Outcome]] = []
     for share in SHARES:
         count = plan(load, scene, share)
         # It knew the load before it began.
         ready = replace(scene, begin=count(0.0))
-        found = figures(Run(load, Planned("oracle", count), ready).outcome(), slo)
-        tried.append(found)
-        if found.in_slo >= attain:
+        outcome = Run(load, Planned("oracle", count), ready).outcome()
+        tried.append((figures(outcome, slo), outcome))
+        if tried[-1][0].in_slo >= attain:
             break
     return _best(tried, attain)
 
 
-def _best(tried: Sequence[Figures], attain: float) -> Figures:
-    enough = [item for item in tried if item.in_slo >= attain]
-    return min(enough, key=lambda item: item.gpu_hours) if enough else max(tried, key=lambda item: item.in_slo)
+def _best(tried: Sequence[tuple[Figures, Outcome]], attain: float) -> tuple[Figures, Outcome]:
+    enough = [item for item in tried if item[0].in_slo >= attain]
+    if enough:
+        return min(enough, key=lambda item: item[0].gpu_hours)
+    return max(tried, key=lambda item: item[0].in_slo)

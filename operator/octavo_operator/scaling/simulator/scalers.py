@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from octavo_operator.scaling.policy import Fleet, Pod, PolicySettings, Recommendation, State, recommend
 from octavo_operator.scaling.sample import Sample
@@ -43,6 +44,7 @@ class Octavo:
                 "template",
                 item.ready_at,
                 self._windows.seen(str(item.number), view.now),
+                startup_seconds=item.ready_at - item.asked_at if item.ready_at > item.asked_at else None,
             )
             for item in view.serving
         ]
@@ -148,10 +150,10 @@ class LlmdV1:
     """llm-d's saturation analyzer by spare capacity: one replica up or down per minute."""
 
     idlest_goes = False
-    name = "llm-d v1"
 
-    def __init__(self, least: int, most: int) -> None:
-        self._least, self._most, self._bounds = least, most, _Stabilised()
+    def __init__(self, least: int, most: int, saturated: float = 0.8) -> None:
+        self.name = f"llm-d v1 {saturated:.0%}"
+        self._least, self._most, self._full, self._bounds = least, most, saturated, _Stabilised()
         self._peaks, self._due, self._wish = _PeakReader(), 0.0, least
 
     def read(self, view: View) -> None:
@@ -159,7 +161,7 @@ class LlmdV1:
         self._peaks.read(view)
 
     def decide(self, view: View) -> int:
-        """KV saturated at 0.80, queue at 5; up when spare < 0.1 or < 3; down when that still holds with one less."""
+        """Saturated at 0.8 of the KV, queue at 5; up if spare < 0.1 or < 3; down when it still holds with one less."""
         if view.now >= self._due and view.serving:
             self._due = view.now + 60.0
             self._wish = self._analyse(view)
@@ -171,29 +173,29 @@ class LlmdV1:
             (self._peaks.peak(item, _usage), self._peaks.peak(item, lambda sample: sample.waiting))
             for item in view.serving
         ]
-        free = [(use, queue) for use, queue in uses if use < 0.8 and queue < 5]
+        free = [(use, queue) for use, queue in uses if use < self._full and queue < 5]
         pending = bool(view.starting or view.unplaced_since)
         if not free:
             return view.replicas if pending else view.replicas + 1
-        spare_use = sum(0.8 - use for use, _ in free) / len(free)
+        spare_use = sum(self._full - use for use, _ in free) / len(free)
         spare_queue = sum(5 - queue for _, queue in free) / len(free)
         if spare_use < 0.1 or spare_queue < 3:
             return view.replicas if pending else view.replicas + 1
         if len(free) >= 2 and not pending:
             left = len(free) - 1
             use, queue = sum(u for u, _ in free) / left, sum(q for _, q in free) / left
-            if 0.8 - use >= 0.1 and 5 - queue >= 3:
+            if self._full - use >= 0.1 and 5 - queue >= 3:
                 return view.replicas - 1
         return view.replicas
 
 
 class LlmdV2:
-    """llm-d's analyzer by tokens: demand ÷ anticipated supply, up above 0.85, down below 0.70."""
+    """llm-d's analyzer by tokens: demand ÷ anticipated supply, up above 0.85 by default, down below 0.15 less."""
 
     idlest_goes = False
-    name = "llm-d v2"
 
-    def __init__(self, least: int, most: int, every_seconds: float = 30.0) -> None:
+    def __init__(self, least: int, most: int, up: float = 0.85, every_seconds: float = 30.0) -> None:
+        self.name, self._up, self._down = f"llm-d v2 {up:.0%}", up, up - 0.15
         self._least, self._most, self._every = least, most, every_seconds
         self._bounds, self._due, self._wish = _Stabilised(), 0.0, least
         self._saturated: deque[float] = deque(maxlen=10)
@@ -214,10 +216,10 @@ class LlmdV2:
             demand = sum(item.kv + item.waiting_tokens for item in view.serving)
             supply = capacity * view.replicas
             self._wish = view.replicas
-            if demand > 0.85 * supply:
-                self._wish = math.ceil(demand / 0.85 / capacity)
-            elif demand < 0.70 * supply:
-                self._wish = min(view.replicas, max(1, math.ceil(demand / 0.70 / capacity)))
+            if demand > self._up * supply:
+                self._wish = math.ceil(demand / self._up / capacity)
+            elif demand < self._down * supply:
+                self._wish = min(view.replicas, max(1, math.ceil(demand / self._down / capacity)))
         wish = max(self._least, min(self._most, self._wish))
         return self._bounds.bounded(view.now, view.replicas, wish)
 
@@ -242,16 +244,44 @@ class Planned:
         return self._plan(view.now)
 
 
-def others(least: int, most: int) -> list[Callable[[], HPA | KEDA | LlmdV1 | LlmdV2]]:
-    """Every policy but Octavo, each with targets that its documentation or guides give."""
+Peer = HPA | KEDA | LlmdV1 | LlmdV2
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Settings of the other policies: each family has one that its guides tell people to set."""
+
+    kv: tuple[float, ...]
+    queue: tuple[float, ...]
+    concurrency: tuple[float, ...]
+    waiting: tuple[float, ...]
+    v1: tuple[float, ...]
+    v2: tuple[float, ...]
+
+
+DOCUMENTED = Grid((0.5, 0.7, 0.8), (1, 3, 5), (8, 16, 32), (2, 5), (0.8,), (0.85,))
+"""What documentation and guides give."""
+TUNED = Grid(
+    (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    (0.25, 1, 3, 5, 10),
+    (4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64),
+    (2, 5, 10, 20),
+    (0.6, 0.7, 0.8, 0.9),
+    (0.65, 0.75, 0.85, 0.95),
+)
+"""A finer choice, from which the best is taken for each load with hindsight."""
+
+
+def others(least: int, most: int, grid: Grid = DOCUMENTED) -> list[Callable[[], Peer]]:
+    """Every policy but Octavo, with each setting of the grid. What else they have stays at its default."""
     return [
-        *(lambda t=t: HPA(f"HPA on KV {t:.0%}", _usage, t, least, most) for t in (0.5, 0.7, 0.8)),
-        *(lambda t=t: HPA(f"HPA on queue {t}", lambda s: s.waiting, t, least, most) for t in (1, 3, 5)),
+        *(lambda t=t: HPA(f"HPA on KV {t:.0%}", _usage, t, least, most) for t in grid.kv),
+        *(lambda t=t: HPA(f"HPA on queue {t:g}", lambda s: s.waiting, t, least, most) for t in grid.queue),
         *(
-            lambda t=t: HPA(f"HPA on concurrency {t}", lambda s: s.running + s.waiting, t, least, most)
-            for t in (8, 16, 32)
+            lambda t=t: HPA(f"HPA on concurrency {t:g}", lambda s: s.running + s.waiting, t, least, most)
+            for t in grid.concurrency
         ),
-        *(lambda t=t: KEDA(f"KEDA on waiting {t}", t, least, most) for t in (2, 5)),
-        lambda: LlmdV1(least, most),
-        lambda: LlmdV2(least, most),
+        *(lambda t=t: KEDA(f"KEDA on waiting {t:g}", t, least, most) for t in grid.waiting),
+        *(lambda t=t: LlmdV1(least, most, t) for t in grid.v1),
+        *(lambda t=t: LlmdV2(least, most, t) for t in grid.v2),
     ]

@@ -1,0 +1,75 @@
+"""uvicorn's HTTP protocol with a limit on how many connections are read in one turn of the event loop.
+
+When thousands of clients send in one moment, the system reports all of their connections as readable at once, and
+parsing all of that would keep the loop from everybody's streams for longer than a token takes. Also here, because the
+parser has no limit of its own: how long the head of a request may be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from octavo_server.api.turns import Turns
+
+_MAX_HELD_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
+"""Request line and headers; bodies have a limit of their own (middleware.py)."""
+
+
+def paced_protocol(turns: Turns) -> type[HttpToolsProtocol]:
+    """The protocol class; its connections share the turns."""
+
+    class PacedProtocol(HttpToolsProtocol):
+        """Hands bytes to the parser in its turn; until then they are kept, and little more is read."""
+
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            super().__init__(*arguments, **settings)
+            self._held: list[bytes] = []
+            self._held_bytes = 0
+            self._paused = False
+            self._head_bytes = 0
+            self._in_head = True
+
+        def data_received(self, data: bytes) -> None:
+            """Bytes from the client."""
+            if not self._held and turns.free():
+                self._parse(data)
+                return
+            if not self._held:
+                turns.later(self._in_turn)
+            self._held.append(data)
+            self._held_bytes += len(data)
+            if self._held_bytes > _MAX_HELD_BYTES and not self._paused:
+                self._paused = True
+                self.transport.pause_reading()
+
+        def _in_turn(self) -> bool:
+            data, self._held, self._held_bytes = b"".join(self._held), [], 0
+            if self.transport.is_closing() or self.parser is None:
+                return False
+            if self._paused and not self.flow.read_paused:
+                self.transport.resume_reading()
+            self._paused = False
+            self._parse(data)
+            return True
+
+        def _parse(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._in_head:
+                self._head_bytes += len(data)
+                if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                    self.send_400_response(f"The head of the request is longer than {MAX_HEAD_BYTES} bytes.")
+
+        def on_message_begin(self) -> None:
+            """A new request on this connection."""
+            self._in_head, self._head_bytes = True, 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            """The head is read; a body may follow."""
+            self._in_head, self._head_bytes = False, 0
+            super().on_headers_complete()
+
+    return PacedProtocol

@@ -1,0 +1,156 @@
+"""For each alert: series that must fire it and near misses that must not, in promtool's notation, a point a minute.
+
+Hours are long enough for the longest window of the rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WHO = 'namespace="team",service="chat"'
+LABELS = {"namespace": "team", "service": "chat"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series of one test of an alert."""
+
+    series: dict[str, str]
+    minutes: int
+    """When the alert is asked for."""
+    labels: dict[str, str] | None
+    """Labels of the alert that must fire then, without severity; None = it must be quiet."""
+
+
+def pool(active: int, waiting: int) -> dict[str, str]:
+    """A pool of 1,000 blocks of 16 tokens."""
+    return {
+        f'octavo_kv_cache_blocks{{{WHO},pod="a",state="active"}}': f"{active}x60",
+        f'octavo_kv_cache_block_size_tokens{{{WHO},pod="a"}}': "16x60",
+        f'octavo_kv_cache_capacity_tokens{{{WHO},pod="a"}}': "16000x60",
+        f'octavo_requests_waiting{{{WHO},pod="a"}}': f"{waiting}x60",
+    }
+
+
+def first_tokens(in_time: int, late: int, minutes: int, calm: int = 0) -> dict[str, str]:
+    """Per minute, after `calm` minutes in which every request was in time."""
+    both = in_time + late
+
+    def counter(per_minute: int) -> str:
+        return f"0+{both}x{calm} {both * (calm + 1)}+{per_minute}x{minutes}" if calm else f"0+{per_minute}x{minutes}"
+
+    name = "octavo_time_to_first_token_seconds"
+    return {f'{name}_bucket{{{WHO},le="2.0"}}': counter(in_time), f"{name}_count{{{WHO}}}": counter(both)}
+
+
+def ends(stop: int, error: int, minutes: int) -> dict[str, str]:
+    """Per minute."""
+    name = "octavo_requests_finished_total"
+    return {
+        f'{name}{{{WHO},reason="stop"}}': f"0+{stop}x{minutes}",
+        f'{name}{{{WHO},reason="error"}}': f"0+{error}x{minutes}",
+    }
+
+
+def queue(below_ten: int, below_thirty: int) -> dict[str, str]:
+    name = f"octavo_queue_seconds_bucket{{{WHO},le="
+    return {
+        f'{name}"10.0"}}': f"0+{below_ten}x60",
+        f'{name}"30.0"}}': f"0+{below_thirty}x60",
+        f'{name}"+Inf"}}': f"0+{below_thirty}x60",
+    }
+
+
+def replicas(desired: int | None, answering: int, ready: int) -> dict[str, str]:
+    found = {f'octavo_requests_received_total{{{WHO},pod="{pod}"}}': "0x60" for pod in range(answering)}
+    found |= {f'octavo_build_info{{{WHO},pod="{pod}",cuda="12.8"}}': "1x60" for pod in range(ready)}
+    return found | ({} if desired is None else {f"octavo_desired_replicas{{{WHO}}}": f"{desired}x60"})
+
+
+def one(series: str, values: str) -> dict[str, str]:
+    return {series: values}
+
+
+FALLBACK = f'octavo_kernel_fallback{{{WHO},pod="a",reason="driver below CUDA 12.6"}}'
+CASES: dict[str, tuple[Case, ...]] = {
+    "OctavoKVCacheFull": (
+        Case(pool(950, 3), 15, LABELS),
+        Case(pool(950, 3), 8, None),
+        Case(pool(950, 0), 15, None),
+        Case(pool(850, 3), 15, None),
+    ),
+    "OctavoPreemptions": (
+        Case(one(f"octavo_preemptions_total{{{WHO}}}", "0+12x60"), 20, LABELS),
+        Case(one(f"octavo_preemptions_total{{{WHO}}}", "0+3x60"), 20, None),
+    ),
+    "OctavoTimeToFirstTokenBurnFast": (
+        Case(first_tokens(80, 20, 120), 70, LABELS),
+        Case(first_tokens(90, 10, 120), 70, None),
+        # A bad minute in a good hour.
+        Case(first_tokens(20, 80, 5, calm=110), 112, None),
+    ),
+    "OctavoTimeToFirstTokenBurnSlow": (
+        Case(first_tokens(92, 8, 500), 400, LABELS),
+        Case(first_tokens(96, 4, 500), 400, None),
+    ),
+    "OctavoRequestErrors": (
+        Case(ends(80, 20, 120), 70, LABELS),
+        Case(ends(90, 10, 120), 70, None),
+        Case(ends(0, 0, 120), 70, None),
+    ),
+    "OctavoRequestErrorsSlow": (
+        Case(ends(92, 8, 500), 400, LABELS),
+        Case(ends(96, 4, 500), 400, None),
+    ),
+    "OctavoRequestsWaitLong": (
+        Case(queue(50, 100), 20, LABELS),
+        Case(queue(99, 100), 20, None),
+    ),
+    "OctavoNoReadyReplica": (
+        Case(replicas(None, 2, 0), 15, LABELS),
+        Case(replicas(None, 2, 1), 15, None),
+        Case(replicas(2, 2, 0), 5, None),
+    ),
+    "OctavoServiceSilent": (
+        Case(replicas(2, 0, 0), 15, LABELS),
+        Case(replicas(2, 1, 0), 15, None),
+        Case(replicas(0, 0, 0), 15, None),
+    ),
+    "OctavoReplicasMissing": (
+        Case(replicas(3, 2, 1), 25, LABELS),
+        Case(replicas(3, 3, 3), 25, None),
+        Case(replicas(1, 2, 2), 25, None),
+    ),
+    "OctavoScalingHeld": (
+        Case(one(f"octavo_scaling_unknown_pods{{{WHO}}}", "1x60"), 15, LABELS),
+        Case(one(f"octavo_scaling_unknown_pods{{{WHO}}}", "1 1 1 0x60"), 15, None),
+    ),
+    "OctavoNodeTypesUnresolved": (
+        Case(one('octavo_operator_services{resolved="False"}', "2x60"), 15, {"resolved": "False"}),
+        Case(one('octavo_operator_services{resolved="Unknown"}', "2x60"), 15, None),
+    ),
+    "OctavoKernelFallback": (
+        Case(one(FALLBACK, "1x60"), 20, LABELS | {"reason": "driver below CUDA 12.6"}),
+        Case(one(FALLBACK, "0x60"), 20, None),
+    ),
+    "OctavoNodesUnread": (
+        Case(one("octavo_operator_nodes_unread", "1x60"), 40, {}),
+        Case(one("octavo_operator_nodes_unread", "0x60"), 40, None),
+    ),
+    "OctavoReconcileErrors": (
+        Case(one('octavo_operator_reconcile_errors_total{reason="Conflict"}', "0+1x60"), 20, {"reason": "Conflict"}),
+        Case(one('octavo_operator_reconcile_errors_total{reason="Conflict"}', "0x10 2x60"), 20, None),
+    ),
+    "OctavoQueueOld": (
+        Case(one("octavo_operator_queue_oldest_seconds", "90x60"), 10, {}),
+        Case(one("octavo_operator_queue_oldest_seconds", "30x60"), 10, None),
+    ),
+    "OctavoNoLeader": (
+        Case(one('octavo_operator_leader{pod="a"}', "0x60"), 10, {}),
+        Case(one('octavo_operator_leader{pod="a"}', "0x60") | one('octavo_operator_leader{pod="b"}', "1x60"), 10, None),
+    ),
+    "OctavoOperatorAbsent": (
+        Case(one("up", "1x60"), 10, {}),
+        Case(one('octavo_operator_leader{pod="a"}', "0x60"), 10, None),
+    ),
+}
