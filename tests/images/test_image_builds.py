@@ -52,9 +52,9 @@ class Builder:
         command = ["buildah", *store, *words]
         begin = time.monotonic()
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS)
-        assert not check or done.returncode == 0, (
-            f"buildah {' '.join(words)}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
-        )
+        print(f"{time.monotonic() - begin:6.1f} s  buildah {' '.join(words)[:100]}")
+        said = f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        assert not check or done.returncode == 0, f"buildah {' '.join(words)}\n{said}"
         return done
 
     def build(self, dockerfile: str, tag: str, arguments: dict[str, str], *volumes: str) -> None:
