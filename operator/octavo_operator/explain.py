@@ -25,7 +25,8 @@ async def explain_nodes(settings: Settings) -> str:
     async with connect(settings.account_folder) as client:
         indexes = Indexes()
         await fill(client, indexes, settings, NODES)
-    return report(findings(indexes.views(), settings.images))
+    own = [item for item in settings.images if item.runtime == "Octavo"]
+    return report(findings(indexes.views(), own))
 
 
 async def explain(settings: Settings, namespace: str, name: str) -> str:

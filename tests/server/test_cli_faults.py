@@ -144,7 +144,7 @@ def test_help_shows_every_setting_with_its_default_and_the_operators_flags_are_a
 
 def test_the_documentation_of_the_flags_is_what_the_parser_says() -> None:
     text = (Path(__file__).parents[2] / "docs/reference/server-flags.md").read_text()
-    for command in (options.SERVE, options.FETCH):
+    for command in (options.SERVE, options.FETCH, options.CALIBRATE):
         for option in command:
             row = options.documentation_row(option)
             assert row in text, f"missing or outdated; the row should be: {row}"

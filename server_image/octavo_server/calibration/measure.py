@@ -40,14 +40,15 @@ def measure(
 
     Raises RuntimeError or ValueError of the kernels when no block size runs.
     """
-    points = CUDA_DECODE_POINTS if device.type == "cuda" else DECODE_POINTS
     ends = time.monotonic() + budget_seconds
+    points = _affordable(shape, dtype, kv_dtype, device, budget_seconds)
     best: dict[int, dict[str, float]] = {}
     fault: Exception | None = None
     sizes = list(BLOCK_SIZES_TOKENS)
     for round_number in range(ROUNDS):
         for size in list(sizes):
-            if best and time.monotonic() > ends:
+            # The first round is always whole: what was measured for some sizes alone can't be compared.
+            if round_number and time.monotonic() > ends:
                 break
             try:
                 seconds = _measure_block(shape, size, dtype, kv_dtype, device, points)
@@ -63,6 +64,29 @@ def measure(
     if not best:
         raise fault or RuntimeError("nothing was measured")
     return [_result(shape, size, seconds) for size, seconds in sorted(best.items())]
+
+
+def _affordable(
+    shape: Shape, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device, budget_seconds: float
+) -> list[tuple[int, int]]:
+    """The decode points of which a whole round fits into the budget: all of them, or the smaller ones."""
+    points = CUDA_DECODE_POINTS if device.type == "cuda" else DECODE_POINTS
+    kept: list[tuple[int, int]] = []
+    begin = time.monotonic()
+    for count, length in sorted(points, key=lambda point: point[0] * point[1]):
+        try:
+            _time(shape, 16, dtype, kv_dtype, device, count, length, 1)
+        except (RuntimeError, ValueError):
+            # Whether any block size runs is told by the measurement itself.
+            if not kept:
+                kept.append((count, length))
+            break
+        if kept and (time.monotonic() - begin) * (len(BLOCK_SIZES_TOKENS) + 1) > budget_seconds:
+            break
+        kept.append((count, length))
+    if len(kept) < len(points):
+        _LOG.info("within %.0f s only these decode points are measured: %s", budget_seconds, kept)
+    return kept
 
 
 def _told(seconds: dict[str, float]) -> str:
