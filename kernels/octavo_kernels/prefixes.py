@@ -10,13 +10,13 @@ from octavo_kernels.batch import SharedPrefixes
 def detect_shared_prefix(
     page_table: torch.Tensor, past_lengths: torch.Tensor, *, page_size: int, least_tokens: int = 256
 ) -> SharedPrefixes:
-    """Groups of neighbouring sequences whose caches begin with the same pages.
+    """Groups of sequences, anywhere in the batch, whose caches begin with the same pages.
 
     page_table: int32 `[batch, max_pages_per_sequence]`, in the order of the batch.
     past_lengths: int32 `[batch]`, tokens of each sequence in the cache before the step.
     least_tokens: a prefix shorter than this is not shared.
-    Sequences are compared with their neighbours: sort a batch so that those with a common prefix stand together. Waits
-    for the device once. Raises ValueError where a shape is wrong.
+    Sequences are sorted by the pages of the shortest prefix that counts and then compared with their neighbours. Waits
+    for the device. Raises ValueError where a shape is wrong.
     """
     if page_table.dim() != 2 or past_lengths.shape != page_table.shape[:1]:
         raise ValueError(
@@ -24,6 +24,9 @@ def detect_shared_prefix(
             " they must be [batch, pages] and [batch]"
         )
     batch, columns = page_table.shape
+    compared = page_table[:, : max(1, least_tokens // page_size)]
+    order = torch.unique(compared, dim=0, return_inverse=True)[1].argsort(stable=True)
+    page_table, past_lengths = page_table[order], past_lengths[order]
     whole_pages = past_lengths.long() // page_size
     column = torch.arange(columns, device=page_table.device)
     both = column[None, :] < torch.minimum(whole_pages[1:], whole_pages[:-1])[:, None]
@@ -38,4 +41,4 @@ def detect_shared_prefix(
     inside = ~begins[1:]
     lengths.scatter_reduce_(0, group[1:][inside], common[inside], "amin")
     lengths = torch.where(ends[1:] - ends[:-1] > 1, lengths, 0)
-    return SharedPrefixes(ends.int(), lengths.int())
+    return SharedPrefixes(ends.int(), lengths.int(), order.int())

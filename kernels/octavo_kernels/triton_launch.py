@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo_kernels.compat import is_interpreting
-from octavo_kernels.shape import AttentionShape, AttentionVariant
+from octavo_kernels.shape import AttentionShape
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,6 @@ class Device:
             return cls(4, 0)
         properties = torch.cuda.get_device_properties(device)
         return cls(properties.multi_processor_count, properties.major)
-
-
-def serves_hopper(shape: AttentionShape, variant: AttentionVariant, device: Device) -> bool:
-    """Whether the kernels for Hopper GPUs take this shape and variant on this device."""
-    return (
-        device.major == 9
-        and variant.plain
-        and shape.dtype in (torch.float16, torch.bfloat16)
-        and shape.pool_dtype == shape.dtype
-        and shape.head_size in (64, 128)
-        and shape.group_size <= 64
-    )
 
 
 def choose_launch(shape: AttentionShape, *, decode: bool, hopper: bool = False) -> Launch:

@@ -133,15 +133,27 @@ def test_a_shared_prefix_in_half_precision_equals_the_reference():
                 assert lse_error(lse, expected_lse) < 0.05
 
 
-def test_the_helper_finds_groups_of_neighbours_and_what_all_of_them_share():
-    table = torch.tensor([[3, 4, 5, 9], [3, 4, 5, 8], [3, 4, 7, 0], [6, 1, 2, 0], [6, 1, 2, 0], [11, 0, 0, 0]]).int()
-    past = torch.tensor([64, 60, 40, 48, 33, 9], dtype=torch.int32)
+def test_the_helper_finds_groups_anywhere_in_the_batch_and_what_all_of_them_share():
+    table = torch.tensor([[3, 4, 5, 9], [6, 1, 2, 0], [3, 4, 5, 8], [11, 0, 0, 0], [3, 4, 7, 0], [6, 1, 2, 0]]).int()
+    past = torch.tensor([64, 48, 60, 9, 40, 33], dtype=torch.int32)
     found = detect_shared_prefix(table, past, page_size=16, least_tokens=32)
+    assert found.members.tolist() == [0, 2, 4, 1, 5, 3]
     assert found.starts.tolist() == [0, 3, 5, 6]
     assert found.lengths.tolist() == [32, 32, 0]
     assert detect_shared_prefix(table, past, page_size=16, least_tokens=64).lengths.tolist() == [0] * 6
     with pytest.raises(ValueError, match="past_lengths"):
         detect_shared_prefix(table, past[:2], page_size=16)
+
+
+def test_found_groups_serve_a_plan():
+    shape = AttentionShape(4, 2, 16, 8, torch.float32)
+    case, _ = shared_case(shape, [(40, [(1, 5)] * 5), (33, [(1, 9)] * 4)], [(1, 60)], shuffled=True)
+    table = case.page_table[case.slots.long()]
+    found = detect_shared_prefix(table, case.kv_lengths - 1, page_size=8)
+    assert sorted(found.lengths.tolist()) == [0, 264, 320]
+    backend, out, _ = attend(case, found, share=2)
+    assert int(backend._step.lists[0].groups.shared.count_nonzero()) == 2
+    assert relative_error(out, case.reference()[0]) < 2e-5
 
 
 def test_groups_of_the_wrong_shape_are_named():
