@@ -13,7 +13,9 @@ DEVICE = torch.device("cuda" if GPU else "cpu")
 SHAPES = [AttentionShape(4, 2, 16, 8, torch.float32)]
 if GPU:
     SHAPES += [AttentionShape(8, 2, 128, 16, torch.bfloat16), AttentionShape(4, 2, 192, 16, torch.bfloat16)]
-SEQUENCES = [(1, 2500), (1, 70), (3, 1100), (50, 1300), (1, 1024), (1, 1025), (9, 9), (130, 130), (0, 40)]
+SEQUENCES = [(1, 1100), (1, 70), (3, 1030), (0, 40), (45, 60), (1, 1024)]
+if GPU:
+    SEQUENCES += [(1, 2500), (50, 1300), (1, 1025), (9, 9), (130, 130)]
 
 
 def attend(attention, case, chosen):
@@ -31,7 +33,7 @@ def attend(attention, case, chosen):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("fields", [{}, {"window": 900}], ids=str)
+@pytest.mark.parametrize("fields", [{}, *([{"window": 900}] if GPU else [])], ids=str)
 def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(shape, fields):
     pytest.importorskip("triton")
     variant = AttentionVariant(**fields)
@@ -45,8 +47,8 @@ def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(shape, fields):
     whole = torch.cat([together[n][0] for n in everyone])
     assert relative_error(whole, case.reference()[0]) < (1e-2 if shape.dtype == torch.bfloat16 else 2e-5)
     batches = [[n] for n in everyone if SEQUENCES[n][0]]
-    batches += [random.sample(everyone, random.randint(2, 7)) for _ in range(10 if GPU else 2)]
-    for chosen in batches if GPU else batches[::3]:
+    batches += [random.sample(everyone, random.randint(2, 6)) for _ in range(10)]
+    for chosen in batches if GPU else [[0], [2, 4]]:
         for n, (out, lse) in attend(attention, case, chosen).items():
             assert torch.equal(out, together[n][0]), (chosen, n)
             assert torch.equal(lse, together[n][1]), (chosen, n)
