@@ -138,10 +138,11 @@ def added_latency(streams: int, tokens: int) -> list[float]:
         for text in texts:
             for digit in text:
                 # The last step before the arrival that gave this digit; a digit comes again after ten steps.
-                index = bisect.bisect_right(sent, at) - 1
+                # A step is stamped once its bytes are sent, which on another core may be after they are read.
+                index = bisect.bisect_right(sent, at + 2_000_000) - 1
                 while index >= 0 and steps[index][0] % len(DIGITS) != int(digit):
                     index -= 1
-                found.append((at - sent[index]) / 1e6)
+                found.append(max(0, at - sent[index]) / 1e6)
     return sorted(found)
 
 

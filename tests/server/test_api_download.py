@@ -17,7 +17,7 @@ import httpx
 import pytest
 from octavo_server.contract import ExitCode
 
-from tests.server.test_fetch_hub import Handler, Hub
+from tests.server.hub_server import Handler, Hub
 
 
 class GatedHandler(Handler):

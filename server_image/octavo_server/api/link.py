@@ -19,7 +19,7 @@ from octavo_server.engine.messages import Message, Outputs, Ready, StartupFailed
 _LOG = logging.getLogger("octavo.engine")
 _CONNECT_PAUSE_SECONDS = 0.02
 _READ_BYTES = 1 << 20
-_SLICE = 64
+_SLICE = 48
 """Outputs that are handed on in one turn of the event loop."""
 
 

@@ -29,7 +29,7 @@ from octavo_server.text.template import ChatTemplate, TemplateError
 from octavo_server.text.tokenizer import TokenizerError, load_tokenizer
 
 _LOG = logging.getLogger("octavo.server")
-_READS_PER_TURN = 8
+_READS_PER_TURN = 6
 """Connections that are read in one turn of the event loop, at up to 0.3 ms each."""
 _LAST_WORDS_SECONDS = 2.0
 """Time in which responses may be flushed after the drain's deadline ended them."""

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-_REQUESTS_PER_TURN = 6
+_REQUESTS_PER_TURN = 4
 """Requests begun in one turn of the loop, at up to 1 ms each."""
 _LOOK_SECONDS = 0.01
 _YOUNG_OBJECTS, _MIDDLE_ROUNDS, _OLD_ROUNDS = 4_000, 5, 2_000

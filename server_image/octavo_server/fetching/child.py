@@ -62,6 +62,8 @@ class Download:
         source = self._source
         command = [sys.executable, "-m", "octavo_server", "fetch", "--model", source.model, "--format", source.format]
         command += ["--revision", source.revision] if source.revision else []
+        command += ["--cache", source.cache] if source.cache else []
+        command += ["--connections", str(source.connections)]
         return [*command, "--max-length", str(source.max_length_tokens)]
 
     async def _follow(self, lines: asyncio.StreamReader) -> str:
