@@ -29,7 +29,7 @@ from octavo_operator.scaling.simulator.scalers import Octavo
 
 SECONDS = 2700.0
 MOST = 40
-MISS_COST = 10.0
+MISS_COST = 4.0
 """A per cent of requests outside the SLO weighs as much as so many per cent of the oracle's GPU-hours."""
 SIZES = (Sizes(), Sizes(1500.0, 0.9, 30.0, 1.0), Sizes(200.0, 0.7, 400.0, 0.6))
 """Chat, completion of code, long answers."""

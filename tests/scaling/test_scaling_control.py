@@ -165,7 +165,7 @@ def test_a_service_without_a_range_is_left_to_the_planner(sections):
 def test_external_mode_publishes_a_recommendation_and_leaves_the_count_alone():
     scaled = Scaled(service(scaling={"mode": "External"}, replicas=2), pod(0), pod(1))
     scaled.live(30, active=14_000)
-    assert DESIRED.labels(*KEY)._value.get() == 4
+    assert DESIRED.labels(*KEY)._value.get() == 5
     plan = scaled.plan()
     assert plan.status["scaling"] == {"desired": 2}
     assert told(plan)["reason"] == "External"

@@ -25,7 +25,7 @@ CAPACITY = 10_000.0
 SUSTAINED = 8_000.0
 PER_REPLICA = 0.8 * SUSTAINED
 """Tokens of demand for one replica at the default target."""
-PLAIN = PolicySettings(min_replicas=1, max_replicas=50)
+PLAIN = PolicySettings(min_replicas=1, max_replicas=50, scale_down_seconds=300.0, imbalance=0.0)
 NOW = 10_000.0
 
 
@@ -263,6 +263,48 @@ def test_a_removal_that_had_to_be_undone_is_not_tried_again_for_the_same_demand(
     again = replace(undone.state, demands=((NOW + 900, 1.7),), watched_since=NOW)
     assert decide(three, again, now=NOW + 1000).desired == 3
     assert decide(three, replace(again, demands=((NOW + 900, 1.5),)), now=NOW + 1000).desired == 2
+
+
+def test_small_fleets_get_more_room_for_uneven_shares():
+    uneven = replace(PLAIN, imbalance=0.4)
+    assert decide(fleet(signals(PER_REPLICA)), chosen=uneven).numbers.needed == pytest.approx(1.4)
+    assert decide(fleet(*[signals(PER_REPLICA)] * 9), chosen=uneven).numbers.needed == pytest.approx(10.2)
+
+
+def test_the_rate_of_a_replica_with_a_lasting_queue_is_what_it_can_serve():
+    busy = signals(500, waiting=3, recent_completions=15.0, queued_seconds=40.0, arrivals=240.0, completions=60.0)
+    answer = decide(fleet(busy))
+    assert answer.state.learned_rate(("type", "t1")) == 1.0
+    # 4 requests a second and 3 that wait, by replicas that end 0.8 of one a second each.
+    assert answer.numbers.needed == pytest.approx((4.0 + 3 / 60) / 0.8)
+    brief = replace(busy, queued_seconds=10.0)
+    assert decide(fleet(brief)).state.learned_rate(("type", "t1")) is None
+
+
+def test_by_default_the_window_follows_from_how_long_a_replica_takes_to_start():
+    chosen = replace(PLAIN, scale_down_seconds=None)
+    quick = [pod(number, startup_seconds=40.0) for number in (0, 1)]
+    slow = [pod(number, startup_seconds=200.0) for number in (0, 1)]
+    seen = watched(since=NOW - 250)
+    assert decide(Fleet(2, tuple(quick)), seen, chosen).desired == 1
+    answer = decide(Fleet(2, tuple(slow)), seen, chosen)
+    assert (answer.desired, answer.reason) == (2, Reason.WATCHING)
+
+
+def test_a_load_that_came_back_and_queued_is_waited_for_the_next_time():
+    chosen = replace(PLAIN, scale_down_seconds=None)
+    pods = tuple(pod(number, startup_seconds=100.0) for number in (0, 1))
+    removed = decide(Fleet(2, pods), watched(), chosen)
+    assert removed.desired == 1
+    back = (pod(0, signals(SUSTAINED, waiting=9), startup_seconds=100.0),)
+    grown = decide(Fleet(1, back), removed.state, chosen, NOW + 300)
+    assert grown.desired > 1
+    queued = decide(Fleet(grown.desired, back), grown.state, chosen, NOW + 315)
+    assert queued.state.lull == (NOW + 315, pytest.approx(515.0))
+    again = replace(queued.state, watched_since=NOW + 400, demands=())
+    answer = decide(Fleet(2, pods), again, chosen, NOW + 400 + 600)
+    assert (answer.desired, answer.reason) == (2, Reason.WATCHING)
+    assert decide(Fleet(2, pods), again, chosen, NOW + 400 + 650).desired == 1
 
 
 def test_every_change_carries_its_numbers():

@@ -130,8 +130,8 @@ def test_accelerators_that_do_not_come_are_given_up():
 
 def test_the_policy_costs_little_more_than_an_oracle():
     found = compare(shapes()["diurnal"](), Scene(), SLO(), PLAIN, FEW)
-    assert found.octavo.gpu_hours <= 1.25 * found.oracle.gpu_hours
-    assert found.octavo.in_slo > 0.9
+    assert found.octavo.gpu_hours <= 1.35 * found.oracle.gpu_hours
+    assert found.octavo.in_slo > 0.95
     assert "Octavo" in table(found)
     assert "serving" in drawing(found)
 

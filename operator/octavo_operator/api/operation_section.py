@@ -41,8 +41,9 @@ class ScalingSection(Model):
     """Most replicas in mode Operator; minReplicas (at least 1) when absent."""
     target_utilization_percent: Annotated[int, Field(ge=10, le=95)] = 80
     """Share of the sustained KV capacity that demand should fill."""
-    scale_down_seconds: Annotated[int, Field(ge=0, le=86_400)] = 300
-    """How long a smaller demand must last before a replica goes."""
+    scale_down_seconds: Annotated[int, Field(ge=0, le=86_400)] | None = None
+    """How long a smaller demand must last before a replica goes; when absent, twice the time that a replica takes to
+    start, between 60 and 600 seconds."""
     idle_seconds: Annotated[int, Field(ge=0, le=604_800)] = 600
     """How long a service with minReplicas 0 must be idle before its last replica goes."""
 

@@ -104,6 +104,6 @@ def policy_settings(spec: InferenceServiceSpec) -> PolicySettings:
         scaling.min_replicas,
         most,
         scaling.target_utilization_percent / 100,
-        float(scaling.scale_down_seconds),
+        None if scaling.scale_down_seconds is None else float(scaling.scale_down_seconds),
         float(scaling.idle_seconds),
     )

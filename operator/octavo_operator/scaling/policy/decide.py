@@ -265,8 +265,7 @@ def describe(numbers: Numbers, settings: PolicySettings) -> str:
     residency = numbers.residency_token_seconds
     held = "" if residency is None else f", {residency:.0f} token·s each"
     return (
-        f"{numbers.demand_tokens:.0f} tokens asked for ({numbers.arrivals_per_second:.2f} req/s"
-        f" + {numbers.foreseen_per_second:.2f} foreseen{held}, {numbers.waiting:.0f} waiting)"
-        f" / ({settings.target:.2f} · {numbers.capacity_tokens or 0:.0f} per replica)"
-        f" = {numbers.needed or 0:.2f} replicas"
+        f"{numbers.demand_tokens:.0f} tokens asked for ({numbers.arrivals_per_second:.2f} req/s{held},"
+        f" {numbers.waiting:.0f} waiting) / ({settings.target:.2f} · {numbers.capacity_tokens or 0:.0f} per replica);"
+        f" with room for uneven shares, and by throughput: {numbers.needed or 0:.2f} replicas"
     )

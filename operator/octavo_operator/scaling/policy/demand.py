@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from octavo_operator.scaling.window import Signals
 
 from .fleet import Fleet, Kind, Pod
-from .learning import horizon_seconds
 from .residency import Residency
 from .settings import PolicySettings
 from .state import State
@@ -31,21 +30,20 @@ def demand(fleet: Fleet, state: State, settings: PolicySettings) -> Numbers:
     for pod, seen in fleet.known():
         groups[pod.template].append((pod, seen))
     everything = [seen for _, seen in fleet.known()]
-    now_rate, lasting_rate = arrival_rate(everything, settings), steady_rate(everything)
-    ahead, room = foreseen(state, settings, now_rate)
     total = needed = lasting = 0.0
     caps: list[float] = []
     residency: float | None = None
     for members in groups.values():
-        share = steady_rate([seen for _, seen in members]) / lasting_rate if lasting_rate > 0 else 1.0 / len(groups)
         group = _Group(members, state, settings)
-        asked = group.tokens_now(share * (ahead + room))
-        kept = group.tokens_lasting(share * room)
+        # A window of a minute follows a burst slowly, recent seconds are moved by chance: the larger one counts.
+        kept = group.tokens_lasting()
+        asked = max(kept, group.tokens_now())
         total += asked
-        needed += max(asked / group.filled, group.by_throughput_now(share * (ahead + room)))
-        lasting += max(kept / group.filled, group.by_throughput_lasting(share * room))
+        needed += max(asked / group.filled, group.by_throughput_now())
+        lasting += max(kept / group.filled, group.by_throughput_lasting())
         caps.append(group.cap)
         residency = None if state.residency is None else state.residency.at(group.shall)
+    needed, lasting = staffed(needed, settings), staffed(lasting, settings)
     return Numbers(
         demand_tokens=total,
         capacity_tokens=min(caps, default=None),
@@ -53,8 +51,7 @@ def demand(fleet: Fleet, state: State, settings: PolicySettings) -> Numbers:
         steady=lasting if caps else None,
         active_tokens=sum(seen.active_tokens for seen in everything),
         waiting=sum(seen.waiting for seen in everything),
-        arrivals_per_second=now_rate,
-        foreseen_per_second=ahead + room,
+        arrivals_per_second=arrival_rate(everything, settings),
         residency_token_seconds=residency,
         ready=fleet.ready,
         pending=fleet.pending,
@@ -79,8 +76,8 @@ class _Group:
         self._rate = settings.target_throughput * min(known) if known else None
         self._waiting = sum(item.waiting for item in self._seen)
 
-    def tokens_lasting(self, more: float) -> float:
-        """Tokens that the load of the window would hold on replicas used as they shall be; `more`: requests/s."""
+    def tokens_lasting(self) -> float:
+        """Tokens that the load of the window would hold on replicas used as they shall be."""
         active = sum(item.active_mean_tokens for item in self._seen)
         residency = self._state.residency
         if residency is None:
@@ -89,24 +86,24 @@ class _Group:
             most = self._settings.unlearned_share * self._least
             each = min(most, active / max(1.0, running)) if running > 0 else most / 10
             return active + self._waiting * each
-        return max(self._as_it_shall(active, residency), (steady_rate(self._seen) + more) * residency.at(self.shall))
+        return max(self._as_it_shall(active, residency), steady_rate(self._seen) * residency.at(self.shall))
 
-    def tokens_now(self, more: float) -> float:
-        """Tokens that the recent seconds, the backlog and `more` requests per second ask for."""
+    def tokens_now(self) -> float:
+        """Tokens that the recent seconds and the backlog ask for."""
         active, residency = sum(item.active_tokens for item in self._seen), self._state.residency
         if residency is None:
             return active
-        rate = arrival_rate(self._seen, self._settings) + self._waiting / self._settings.drain_backlog_seconds + more
+        rate = arrival_rate(self._seen, self._settings) + self._waiting / self._settings.drain_backlog_seconds
         return max(self._as_it_shall(active, residency), rate * residency.at(self.shall))
 
-    def by_throughput_now(self, more: float) -> float:
+    def by_throughput_now(self) -> float:
         """Replicas whose throughput suffices for the recent seconds and the backlog; 0 while none was at its limit."""
         waits = self._waiting / self._settings.drain_backlog_seconds
-        return (arrival_rate(self._seen, self._settings) + waits + more) / self._rate if self._rate else 0.0
+        return (arrival_rate(self._seen, self._settings) + waits) / self._rate if self._rate else 0.0
 
-    def by_throughput_lasting(self, more: float) -> float:
+    def by_throughput_lasting(self) -> float:
         """Replicas whose throughput suffices for the load of the window."""
-        return (steady_rate(self._seen) + more) / self._rate if self._rate else 0.0
+        return steady_rate(self._seen) / self._rate if self._rate else 0.0
 
     def _as_it_shall(self, active: float, residency: Residency) -> float:
         """What is held now, as it would be at another use."""
@@ -115,13 +112,12 @@ class _Group:
         return active * residency.at(self.shall) / now if now > 0 else active
 
 
-def foreseen(state: State, settings: PolicySettings, rate: float) -> tuple[float, float]:
-    """(requests per second that will have come on top of `rate` when a new replica serves, room for surprises)."""
-    ahead = state.trend.ahead(horizon_seconds(state, settings), settings.slope_deviations)
-    return (
-        settings.trend_share * max(0.0, ahead - rate),
-        settings.surprise_deviations * math.sqrt(state.trend.surprise),
-    )
+def staffed(load: float, settings: PolicySettings) -> float:
+    """Replicas for a load in replicas: with room that grows as its root, as queues of many servers need it.
+
+    Requests reach replicas at random, so that some have more than others; the fewer there are, the more that matters.
+    """
+    return load + settings.imbalance * math.sqrt(max(0.0, load))
 
 
 def arrival_rate(seen: Sequence[Signals], settings: PolicySettings) -> float:

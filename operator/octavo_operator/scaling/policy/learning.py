@@ -1,4 +1,4 @@
-"""What the pods teach: tokens and requests per second that a replica sustains, residency, arrivals, start-up time."""
+"""What the pods teach: tokens and requests per second that a replica sustains, residency, start-up time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def learn(fleet: Fleet, state: State, settings: PolicySettings, now: float) -> S
             continue
         state = _learn_rate(_learn_use(state, pod, seen), pod, seen, settings)
     state = _learn_startup(fleet, state)
-    return _learn_arrivals(fleet, _learn_residency(fleet, state, settings, now), settings, now)
+    return _learn_residency(fleet, state, settings, now)
 
 
 def _learn_use(state: State, pod: Pod, seen: Signals) -> State:
@@ -72,26 +72,7 @@ def _learn_residency(fleet: Fleet, state: State, settings: PolicySettings, now: 
     )
 
 
-def _learn_arrivals(fleet: Fleet, state: State, settings: PolicySettings, now: float) -> State:
-    seen = [item for _, item in fleet.known() if item.recent_arrivals is not None]
-    # The arrivals of a pod that can't be read are no fall of the load.
-    if not seen or fleet.unknown():
-        return state
-    seconds = max(item.recent_seconds for item in seen)
-    if seconds <= 0:
-        return state
-    rate = sum(item.recent_arrivals or 0.0 for item in seen) / seconds
-    horizon = horizon_seconds(state, settings)
-    trend = state.trend.with_rate(now, rate, seconds, horizon, settings.slope_deviations, settings.surprise_seconds)
-    return replace(state, trend=trend)
-
-
 def startup_seconds(state: State, settings: PolicySettings) -> float:
     """How long a replica takes to serve: as seen, else as assumed."""
     known = state.startup_seconds
     return settings.startup_prior_seconds if known is None else min(known, settings.startup_most_seconds)
-
-
-def horizon_seconds(state: State, settings: PolicySettings) -> float:
-    """How far ahead a decision must look: a replica asked for at the next one serves then."""
-    return startup_seconds(state, settings) + settings.decide_seconds

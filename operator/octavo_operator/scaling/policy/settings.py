@@ -21,10 +21,8 @@ class PolicySettings:
     """How long a service must be idle before its last replica goes."""
     tolerance: float = 0.10
     """A demand that exceeds the present count by no more than this share adds nothing."""
-    margin: float = 0.10
+    margin: float = 0.0
     """A replica goes only if the others would be filled to less than their target by this share."""
-    decide_seconds: float = 15.0
-    """Between two decisions."""
     startup_prior_seconds: float = 120.0
     """Assumed time from asked for to serving until a replica showed it."""
     startup_most_seconds: float = 900.0
@@ -36,14 +34,8 @@ class PolicySettings:
     lull_startups: float = 10.0
     """A load that came back within so many start-up times and then found too few replicas is waited for next time."""
     lull_margin: float = 1.25
-    slope_deviations: float = 1.0
-    """By how many standard deviations of chance a slope of the arrivals is discounted."""
-    trend_share: float = 1.0
-    """Share of the foreseen growth that is provided for."""
-    surprise_seconds: float = 900.0
-    """Time constant of what came beyond the foreseen."""
-    surprise_deviations: float = 1.0
-    """Room above the foreseen, in deviations of what came beyond it."""
+    imbalance: float = 0.3
+    """Room for uneven shares of the load, in roots of the replicas needed."""
     target_throughput: float = 0.8
     """Share of the throughput of a replica with a queue that demand should fill."""
     saturation_seconds: float = 10.0

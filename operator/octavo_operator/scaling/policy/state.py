@@ -8,7 +8,6 @@ from typing import Any
 
 from .fleet import Kind
 from .residency import Residency
-from .trend import Trend
 
 VERSION = 1
 KEPT_USES = 10
@@ -52,8 +51,6 @@ class State:
     """By kind, the last requests per second that a replica ended while it had a queue."""
     residency: Residency | None = None
     """Token-seconds that a request holds the cache."""
-    trend: Trend = field(default_factory=Trend)
-    """Arrivals of the last minutes, and where they are heading."""
     startup_seconds: float | None = None
     """From asked for to serving, as the replicas showed it."""
     demands: tuple[tuple[float, float], ...] = ()

@@ -43,8 +43,6 @@ class Numbers:
     active_tokens: float = 0.0
     waiting: float = 0.0
     arrivals_per_second: float = 0.0
-    foreseen_per_second: float = 0.0
-    """On top of the arrivals: what their trend will have brought when a new replica serves, and room for surprises."""
     residency_token_seconds: float | None = None
     ready: int = 0
     pending: int = 0
