@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "operator-metrics.md"
 HEAD = """# Metrics of the operator
 
-`GET /metrics` on port 8080 of the operator's pod. Series with `namespace` and `service` speak of one InferenceService and
-exist for services that load has a say in. Generated from the operator's registry; the server's metrics are in
+`GET /metrics` on port 8080 of the operator's pod. Series with `namespace` and `service` speak of one InferenceService
+and exist for services that load has a say in. Generated from the operator's registry; the server's metrics are in
 [Metrics of the server](metrics.md).
 
 | name | type | labels | meaning |
