@@ -151,6 +151,13 @@ CACHE = Board(
             (
                 USAGE,
                 Panel(
+                    "Fullest replica",
+                    "Highest use of any one pool: far above the mean means that load is spread unevenly.",
+                    "percentunit",
+                    ((f"max {BY} (octavo_kv_cache_usage_ratio{SERIES})", NAME),),
+                    high=1,
+                ),
+                Panel(
                     "Blocks by state",
                     "Share of all tokens' room: active blocks belong to requests, cached ones hold prefixes that may"
                     " come again, free ones nothing.",

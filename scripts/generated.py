@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import report  # noqa: E402
 from benchmarks.common import read_results  # noqa: E402
 from dashboards import generate as dashboards  # noqa: E402
-from scripts import catalogue, http_page, reference, scale_page  # noqa: E402
+from scripts import catalogue, chart_readme, http_page, operator_metrics_page, reference, scale_page  # noqa: E402
 
 Generator = Callable[[], Mapping[Path, str]]
 CHART_CRDS = ROOT / "charts" / "octavo" / "files" / "crds"
@@ -63,6 +63,8 @@ GENERATORS: tuple[Generator, ...] = (
     reasons_page,
     scale_page.generate,
     dashboards.generate,
+    chart_readme.generate,
+    operator_metrics_page.generate,
 )
 
 

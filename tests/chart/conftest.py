@@ -22,6 +22,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "userRoles": {"create": False},
         "serviceAccount": {"create": False, "name": "someone"},
     },
+    "scraped through services": {"serviceMonitor": {"enabled": True}, "watchNamespaces": ["team-a"]},
     "everything on": {
         "replicas": 2,
         "image": {"repository": "registry.example/octavo-operator", "digest": "sha256:" + "0" * 64},
@@ -45,7 +46,13 @@ MATRIX: dict[str, dict[str, Any]] = {
             "monitoringNamespace": "monitoring",
             "gatewayNamespace": "gateway",
             "egress": [{"cidr": "10.1.2.3/32", "port": 3128}, {"cidr": "fd00::/8", "port": 443}],
+            "operator": True,
         },
+        "imageRegistry": "mirror.example/octavo/",
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "30s"},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}, "firstTokenSeconds": "0.5"},
+        "dashboards": {"enabled": True, "folder": "Models"},
+        "priorityClasses": [{"name": "octavo-online", "value": 1000}],
         "extraEnv": [{"name": "NO_PROXY", "value": "*"}],
     },
 }

@@ -44,9 +44,31 @@ def namespace(name: str) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
 
 
+def monitoring_crds() -> str:
+    """Kinds of Prometheus Operator, so that they can be applied; what is in them, test_chart_monitoring.py asks."""
+    names = {"PodMonitor": "podmonitors", "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    return yaml.safe_dump_all(
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": f"{plural}.monitoring.coreos.com"},
+            "spec": {
+                "group": "monitoring.coreos.com",
+                "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
+                "scope": "Namespaced",
+                "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+            },
+        }
+        for kind, plural in names.items()
+    )
+
+
 def test_the_api_server_accepts_every_object_as_it_is_rendered(render, kubectl, chart_values):
     for name in ("team-a", "team-b", "chart-test"):
         kubectl("apply", "-f", "-", stdin=namespace(name))
+    kubectl("apply", "-f", "-", stdin=monitoring_crds())
+    kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
     objects = render(chart_values, namespace="chart-test")
     command = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
     told = kubectl(*command, stdin=yaml.safe_dump_all(objects))

@@ -57,6 +57,6 @@ def test_every_value_has_a_rule_and_every_rule_of_the_first_level_has_a_value():
 
 def test_every_value_is_explained_or_read_by_name():
     lines = (CHART / "values.yaml").read_text().splitlines()
-    templates = "".join(path.read_text() for path in (CHART / "templates").iterdir())
+    templates = "".join(path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file())
     for name in (line.split(":")[0] for line in lines if line and line[0].isalpha()):
         assert f".Values.{name}" in templates, f"{name} is set in values.yaml and used nowhere"

@@ -1,4 +1,4 @@
-"""Prometheus and promtool: from PATH, our cache, or Debian's package, unpacked into the cache without being installed."""
+"""Prometheus and promtool: from PATH, our cache, or Debian's package, unpacked into the cache but not installed."""
 
 from __future__ import annotations
 

@@ -33,16 +33,27 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* Registry in front of a repository, where one is set. */}}
+{{- define "octavo.prefix" -}}
+{{- with .Values.imageRegistry }}{{ trimSuffix "/" . }}/{{ end -}}
+{{- end -}}
+
 {{- define "octavo.image" -}}
+{{- $repository := printf "%s%s" (include "octavo.prefix" .) .Values.image.repository -}}
 {{- if .Values.image.digest -}}
-{{- printf "%s@%s" .Values.image.repository .Values.image.digest -}}
+{{- printf "%s@%s" $repository .Values.image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- printf "%s:%s" $repository (default .Chart.AppVersion .Values.image.tag) -}}
 {{- end -}}
 {{- end -}}
 
 {{/* The catalogue as the operator reads it. */}}
 {{- define "octavo.catalogue" -}}
+{{- $prefix := include "octavo.prefix" . -}}
+{{- $images := list -}}
+{{- range .Values.serverImages -}}
+{{- $images = append $images (merge (dict "image" (printf "%s%s" $prefix .image)) .) -}}
+{{- end -}}
 images:
-{{ toYaml .Values.serverImages }}
+{{ toYaml $images }}
 {{- end -}}

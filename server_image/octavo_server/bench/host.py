@@ -87,7 +87,8 @@ def measure(sequences: int, steps: int) -> HostCost:
         assert engine.submit(0, Submit(number, prompt, SamplingParams(temperature=0.0), steps + 100)) == []
     traces: list[Any] = []
     engine.observer = traces.append
-    totals, encodes = [], []
+    totals: list[float] = []
+    encodes: list[float] = []
     while len(totals) < steps:
         begun = time.perf_counter()
         messages = engine.step()

@@ -1,0 +1,123 @@
+"""Install, test, upgrade from an older version, roll back and uninstall, while a real model serves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "octavo"
+SYSTEM = "octavo-life"
+pytestmark = pytest.mark.cluster
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """`life(program, *arguments)` on a cluster with one CPU node, of this file alone."""
+    from octavo_localcluster import Cluster, ClusterOptions
+
+    nodes = ROOT / "localcluster" / "nodes" / "cpu.yaml"
+    folder = tmp_path_factory.mktemp("chart-life")
+    with Cluster.start(ClusterOptions(folder=folder, nodes_file=nodes), report=print) as cluster:
+
+        def run(program: str, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+            command = [str(cluster.program(program)), "--kubeconfig", str(cluster.kubeconfig), *arguments]
+            done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+            assert done.returncode == 0 or not check, f"{program} {arguments}: {done.stdout}{done.stderr}"
+            return done.stdout
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def older_chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This chart as an older release would be: another version, and CRDs that lack a printer column."""
+    folder = tmp_path_factory.mktemp("older") / "octavo"
+    shutil.copytree(CHART, folder)
+    about = folder / "Chart.yaml"
+    about.write_text(about.read_text().replace("version: 0.1.0", "version: 0.0.9", 1))
+    crd = folder / "files" / "crds" / "inferenceservices.yaml"
+    content = yaml.safe_load(crd.read_text())
+    columns = content["spec"]["versions"][0]["additionalPrinterColumns"]
+    columns.pop(next(i for i, column in enumerate(columns) if column["name"] == "Nodes"))
+    crd.write_text(yaml.safe_dump(content))
+    return folder
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.3)
+
+
+def server_pods(life: Run) -> set[tuple[str, int]]:
+    """(uid, restarts) of the model's pods that are Ready."""
+    pods = json.loads(life("kubectl", "get", "pods", "-l", "serving.octavo.dev/role=server", "-o", "json"))["items"]
+    return {
+        (pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"])
+        for pod in pods
+        if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+    }
+
+
+def columns(life: Run) -> set[str]:
+    crd = json.loads(life("kubectl", "get", "crd", "inferenceservices.serving.octavo.dev", "-o", "json"))
+    return {column["name"] for column in crd["spec"]["versions"][0]["additionalPrinterColumns"]}
+
+
+def test_a_model_serves_on_through_upgrade_rollback_and_uninstall(life, older_chart):
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    for name in (SYSTEM, "default"):
+        document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": label}}
+        life("kubectl", "apply", "-f", "-", stdin=json.dumps(document))
+    target = ("-n", SYSTEM, "--wait", "--timeout", "120s")
+    life("helm", "install", "octavo", str(older_chart), *target)
+    assert "Nodes" not in columns(life)
+    told = life("helm", "test", "octavo", "-n", SYSTEM, "--timeout", "90s")
+    assert "Succeeded" in told
+
+    life("kubectl", "apply", "-f", str(ROOT / "examples" / "smollm2-cpu.yaml"))
+    until(lambda: len(server_pods(life)) == 1, "the model's pod is ready")
+    before = server_pods(life)
+
+    life("helm", "upgrade", "octavo", str(CHART), *target, "--set", "logLevel=Debug")
+    assert "Nodes" in columns(life)
+    assert server_pods(life) == before
+
+    life("helm", "rollback", "octavo", "1", *target)
+    assert "Nodes" not in columns(life)
+    assert server_pods(life) == before
+
+    # After the rollback's own operator worked: a change of the service is still carried out.
+    life("kubectl", "patch", "ois", "smollm2", "--type=merge", "-p", '{"spec":{"scaling":{"idleSeconds":600}}}')
+    generation = "{.metadata.generation}={.status.observedGeneration}"
+
+    def caught_up() -> bool:
+        wanted, seen = life("kubectl", "get", "ois", "smollm2", "-o", f"jsonpath={generation}").split("=")
+        return wanted == seen
+
+    until(caught_up, "the operator saw the change")
+    assert server_pods(life) == before
+
+    life("helm", "uninstall", "octavo", "-n", SYSTEM, "--wait")
+    assert "smollm2" in life("kubectl", "get", "ois", "-o", "name")
+    assert server_pods(life) == before
+
+
+def test_who_asks_for_it_has_the_services_removed_with_the_chart(life):
+    target = ("-n", SYSTEM, "--wait", "--timeout", "120s")
+    # The CRDs that were kept are taken over again.
+    life("helm", "install", "octavo", str(CHART), *target, "--set", "crds.keep=false", "--take-ownership")
+    life("helm", "uninstall", "octavo", "-n", SYSTEM, "--wait")
+    until(lambda: "octavo" not in life("kubectl", "get", "crds", "-o", "name"), "the CRDs are gone")
+    until(lambda: not server_pods(life), "the model's pods are gone")
