@@ -139,6 +139,29 @@ SERVICE = Board(
                 READY,
             ),
         ),
+        (
+            "HTTP processes",
+            (
+                Panel(
+                    "Lateness of the event loop",
+                    "How late an API process came to a timer, 100 looks a second. Above 50 ms, streams stutter.",
+                    "s",
+                    _quantiles("octavo_event_loop_delay_seconds"),
+                ),
+                Panel(
+                    "Work of the event loop",
+                    "Processor time between two looks. Small beside a large lateness: the machine is crowded.",
+                    "s",
+                    _quantiles("octavo_event_loop_work_seconds"),
+                ),
+                Panel(
+                    "API processes",
+                    "Processes that serve HTTP (--api-processes), over all replicas.",
+                    "short",
+                    ((_sum("octavo_api_processes"), NAME),),
+                ),
+            ),
+        ),
     ),
 )
 CACHE = Board(
