@@ -9,7 +9,7 @@ ONCE ?=
 ARGS ?=
 
 .PHONY: help environment programs demo demo-down test test-gpu lint format types imports generate verify lock \
-	bench bench-cpu bench-demo bench-operator bench-report clean
+	bench bench-cpu bench-demo bench-http bench-operator bench-report clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -56,13 +56,16 @@ verify: environment ## fail when a generated file differs from its source
 lock: environment ## resolve requirements/*.txt anew from the packages' pyproject.toml
 	@scripts/lock.sh
 
-bench: bench-cpu bench-demo bench-operator bench-report ## every measurement that needs no GPU, then the report
+bench: bench-cpu bench-demo bench-http bench-operator bench-report ## every measurement that needs no GPU, then the report
 
 bench-cpu: environment ## the server beside llama.cpp on this machine's CPU
 	@$(BIN)/python benchmarks/serving_cpu.py $(ARGS)
 
 bench-demo: environment ## how long the demo's stages take
 	@$(BIN)/python scripts/demo.py --once --record
+
+bench-http: environment ## what the HTTP side costs: tokens a second, added latency, 5,000 streams
+	@$(BIN)/python benchmarks/http_overhead.py $(ARGS)
 
 bench-operator: environment ## 200 InferenceServices at once on simulated nodes
 	@$(BIN)/python benchmarks/operator_scale.py $(ARGS)
