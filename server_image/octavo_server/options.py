@@ -72,6 +72,10 @@ SERVE = (
     Option("dtype", "number format of weights and activations", _ENGINE, "choice", "Auto", DTYPES),
     Option("quantization", "smaller weights at load; Int8 is for CPUs and keeps a GGUF file's 4 bits for small steps",
            _ENGINE, "choice", "None", QUANTIZATIONS),
+    Option("load-format", "Dummy = random weights of the shape that config.json names, for measurements", _MODEL,
+           "choice", "Auto", ("Auto", "Dummy")),
+    Option("kernel-cache", "folder of compiled GPU kernels; empty = TRITON_CACHE_DIR or Triton's own", _ENGINE,
+           metavar="FOLDER"),
     Option("tensor-parallel", "GPUs that share one model", _ENGINE, "integer", 1, minimum=1, maximum=64,
            metavar="GPUS"),
     Option("cpu-threads", "threads of the engine on a CPU; 0 = one per core", _ENGINE, "integer", 0, minimum=0,
@@ -87,6 +91,9 @@ SERVE = (
            "Enabled", SWITCH),
     Option("max-batched-tokens", "tokens that one engine step may compute", _CACHE, "integer", 8192, minimum=1,
            metavar="TOKENS"),
+    Option("max-step-milliseconds", "predicted time of a step while requests generate, which bounds the prompt tokens "
+           "it takes along; 0 = 25 on a GPU, 200 on a CPU", _CACHE, "number", 0.0, minimum=0, maximum=60_000,
+           metavar="MS"),
     Option("max-sequences", "requests that run at once", _CACHE, "integer", 1024, minimum=1, maximum=65536,
            metavar="COUNT"),
     Option("host", "address to listen on", _HTTP, "text", "0.0.0.0", metavar="ADDRESS"),
@@ -172,6 +179,7 @@ def serve_config(values: dict[str, Any]) -> ServeConfig:
         max_length_tokens=values["max_length"],
         dtype=values["dtype"],
         quantization=values["quantization"],
+        load_format=values["load_format"],
     )
     cache = CacheConfig(
         block_size_tokens=values["block_size"] or CacheConfig.block_size_tokens,
@@ -183,10 +191,13 @@ def serve_config(values: dict[str, Any]) -> ServeConfig:
     engine = EngineConfig(
         model=model,
         cache=cache,
-        scheduler=SchedulerConfig(values["max_batched_tokens"], values["max_sequences"]),
+        scheduler=SchedulerConfig(
+            values["max_batched_tokens"], values["max_sequences"], values["max_step_milliseconds"]
+        ),
         device=values["device"],
         tensor_parallel=values["tensor_parallel"],
         cpu_threads=values["cpu_threads"],
+        kernel_cache=values["kernel_cache"],
     )
     limits = LimitsConfig(
         **{name: values[name] for name in LimitsConfig.__dataclass_fields__},

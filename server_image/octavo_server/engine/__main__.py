@@ -37,6 +37,8 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(f"octavo engine: {error}", file=sys.stderr)
         return 2
+    if config.kernel_cache:
+        os.environ["TRITON_CACHE_DIR"] = config.kernel_cache  # read when Triton is imported, and by its compilers
     end_with_parent()
 
     from octavo_server.engine.process import Process

@@ -191,7 +191,7 @@ class Engine:
         """Plans a step and queues the model's work; None when there is nothing to compute or it failed."""
         begun = time.perf_counter()
         limited = self._step_seconds < float("inf")
-        plan = self.scheduler.schedule(prompt_budget=self._cost.budget if limited else None)
+        plan = self.scheduler.schedule(prompt_budget=self._prompt_budget if limited else None)
         if not len(plan):
             return None
         self._note_first_scheduling(plan, time.monotonic())
@@ -204,6 +204,12 @@ class Engine:
         self.scheduler.launched(plan)
         self._times[0], self._times[1] = planned - begun, time.perf_counter() - planned
         return flight
+
+    def _prompt_budget(self, singles: int, cached: int, before: int) -> int:
+        """Tokens of longer parts beside generating requests; as many as fill a graph, where one is near."""
+        tokens = self._cost.budget(singles, cached, before)
+        filled = self._runner.graphs.most_tokens(singles + tokens) - singles
+        return filled if 2 * filled > tokens else tokens
 
     def _land(self) -> list[Addressed]:
         """Waits for the step in flight and delivers its tokens."""

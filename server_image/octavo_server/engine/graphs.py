@@ -7,6 +7,7 @@ sequences, which is how the plan knows), `shared` ones read common prefixes once
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,13 +17,16 @@ import torch
 
 from octavo_server.engine.plan import StepPlan
 
-MAX_GRAPH_TOKENS = 512
-"""Larger steps run eagerly: the GPU is busy long enough to hide the host."""
+MAX_GRAPH_TOKENS = 2048
+"""Larger steps run eagerly: launching the kernels of 32 layers one by one was measured at 26 ms of the host's time,
+which only larger steps hide."""
+_LONG_SEQUENCES = 256
+"""Of graphs with longer parts: logits are computed for as many rows as a graph has sequences."""
 LONG_PART_TOKENS = 32
 """Parts above this are faster with the kernel for long parts."""
 _TOKENS = {
     "plain": (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512),
-    "long": (64, 128, 192, 256, 320, 384, 448, 512),
+    "long": (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 2048),
     "shared": (8, 16, 32, 64, 128, 256, 384, 512),
 }
 
@@ -39,12 +43,17 @@ class Bucket:
 def buckets(max_tokens: int, max_sequences: int) -> list[Bucket]:
     """All graphs of an engine with these limits, largest first: later ones fit into the memory of earlier ones."""
     found = [
-        Bucket(tokens, min((tokens - 1) // 2 if kind == "long" else tokens, max_sequences), kind)
+        Bucket(tokens, min(_sequences(tokens, kind), max_sequences), kind)
         for kind, sizes in _TOKENS.items()
         for tokens in sizes
         if tokens <= max_tokens
     ]
     return sorted(found, reverse=True)
+
+
+def _sequences(tokens: int, kind: str) -> int:
+    """The attention kernel for longer parts is planned where a batch has more than two tokens per sequence."""
+    return min((tokens - 1) // 2, _LONG_SEQUENCES) if kind == "long" else tokens
 
 
 def largest_buckets(max_tokens: int, max_sequences: int) -> list[Bucket]:
@@ -63,7 +72,18 @@ class StepGraphs:
 
     def capture(self, wanted: Iterable[Bucket], run: Callable[[Bucket], torch.Tensor]) -> None:
         """Captures `run` for each bucket; it is called once before, which compiles and allocates what stays."""
-        # torch.cuda.graph would collect garbage and empty the allocator's cache for each: a quarter of a second.
+        # Garbage with graphs in it must not be collected while one is captured; torch.cuda.graph would collect, and
+        # empty the allocator's cache, before each of them.
+        gc.collect()
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self._capture(wanted, run)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _capture(self, wanted: Iterable[Bucket], run: Callable[[Bucket], torch.Tensor]) -> None:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         for bucket in wanted:
@@ -97,6 +117,10 @@ class StepGraphs:
         elif plan.groups is not None:
             found = self._at_least(tokens, rows, "shared")
         return found or self._at_least(tokens, rows, "plain")
+
+    def most_tokens(self, tokens: int) -> int:
+        """The size of the largest graph with longer parts that holds at most so many tokens; 0 = there is none."""
+        return max((bucket.tokens for bucket in self._sizes.get("long", ()) if bucket.tokens <= tokens), default=0)
 
     def replay(self, bucket: Bucket) -> torch.Tensor:
         """Queues the step; returns its logits, which the next step overwrites."""

@@ -256,7 +256,7 @@ class Runner:
             self._send_padding(self._small, bucket.tokens, bucket.sequences)
         tensors, shared = self._small.tensors, bucket.kind == "shared"
         rows = tensors.logit_rows[: bucket.sequences]
-        return self._forward(tensors, bucket.tokens, bucket.sequences, rows, shared=shared)
+        return self._forward(tensors, bucket.tokens, bucket.sequences, rows, shared=shared, exact=True)
 
     def _fill(
         self, arrays: Arrays, plan: StepPlan, wanted: Wanted, staging: Staging, tokens: int, sequences: int
@@ -271,9 +271,12 @@ class Runner:
             first_source=staging.slots + 1,
         )
 
-    def _plan_attention(self, tensors: Tensors, tokens: int, sequences: int, *, shared: bool = False) -> None:
+    def _plan_attention(
+        self, tensors: Tensors, tokens: int, sequences: int, *, shared: bool = False, exact: bool = False
+    ) -> None:
+        """exact: for this number of tokens, which graphs are captured for; else for one of few numbers above it."""
         bound = tokens
-        if self._on_gpu and tokens > MAX_GRAPH_TOKENS:
+        if self._on_gpu and not exact:
             bound = min(-(-tokens // _EAGER_TOKENS) * _EAGER_TOKENS, self._max_tokens)
         self._attention.plan(
             tensors.starts[: sequences + 1],
@@ -292,9 +295,10 @@ class Runner:
         logit_rows: torch.Tensor | None,
         *,
         shared: bool = False,
+        exact: bool = False,
     ) -> torch.Tensor:
         """Plans attention and runs the model on what the staging area holds."""
-        self._plan_attention(tensors, tokens, sequences, shared=shared)
+        self._plan_attention(tensors, tokens, sequences, shared=shared, exact=exact)
         step = StepTensors(
             tokens=tensors.table[tensors.sources[:tokens]],
             positions=tensors.positions[:tokens],

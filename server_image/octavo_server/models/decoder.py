@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from octavo_kernels import PagedAttention, plan_append, rms_norm, rope_append_kv, silu_mul
 
-from octavo_server.models.linear import Linear, make_linear
+from octavo_server.models.linear import Linear, floats, make_linear
 from octavo_server.models.rope import cos_sin_table
 from octavo_server.weights import FourBitWeight, ModelSource, ModelSpec
 from octavo_server.weights.four_bit import join
@@ -58,7 +58,7 @@ class Decoder:
         self._embedding = embedding
         self._layers = layers
         self._final_norm = final_norm
-        self._head = head
+        self._head = floats(head)
         self._cos_sin = cos_sin
         self._heads = [spec.query_heads, spec.kv_heads, spec.kv_heads]
 
@@ -93,7 +93,7 @@ class Decoder:
             if last and step.logit_rows is not None:
                 hidden, residual = hidden[step.logit_rows], residual[step.logit_rows]
             hidden = rms_norm(hidden, norm, epsilon, residual=residual)
-        return self._head(hidden).float()
+        return self._head(hidden)
 
 
 def load_decoder(

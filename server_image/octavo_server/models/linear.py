@@ -47,6 +47,17 @@ class ExactLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self._weight, self._bias)
 
+    def floats(self, x: torch.Tensor) -> torch.Tensor:
+        """The product in float32; a GPU writes it so without rounding it to the weight's dtype first. No bias."""
+        if x.device.type == "cpu" or x.dtype == torch.float32:
+            return F.linear(x, self._weight).float()
+        return torch.mm(x, self._weight.t(), out_dtype=torch.float32)
+
+
+def floats(linear: Linear) -> Linear:
+    """What a layer gives in float32, in the layer's own way where it has one."""
+    return linear.floats if isinstance(linear, ExactLinear) else lambda x: linear(x).float()
+
 
 class Int8Linear:
     """8-bit integer products on a CPU: weights rounded once per output row, inputs to two bytes once per token.
