@@ -68,7 +68,7 @@ class SceneOnCluster:
         """The body of each request."""
         if not self.real:
             return {}
-        return {"model": "SmolLM2-135M-Instruct.Q4_1", "prompt": "A short story:", "max_tokens": 24, "ignore_eos": True}
+        return {"model": NAME, "prompt": "A short story:", "max_tokens": 24, "ignore_eos": True}
 
 
 CLAIM: Object = {
@@ -123,7 +123,7 @@ SCENES: dict[str, SceneOnCluster] = {
     ),
     "hpa": SceneOnCluster("cluster, a real HPA", hpa=True, phases=((20.0, 1.5), (100.0, 10.0), (150.0, 0.4))),
     "real": SceneOnCluster(
-        "cluster, the real server on a CPU", real=True, phases=((30.0, 0.4), (120.0, 4.0), (130.0, 0.2)), most=2,
+        "cluster, the real server on a CPU", real=True, phases=((20.0, 0.3), (90.0, 2.5), (130.0, 0.1)), most=2,
         scaling={"minReplicas": 1, "maxReplicas": 3, "scaleDownSeconds": 15}, requested_cpu="200m",
     ),
 }  # fmt: skip

@@ -313,3 +313,15 @@ def test_room_is_counted_while_a_replica_lacks_a_node():
     assert asked == [KEY]
     assert told(scaled.plan())["reason"] == "WaitingForAccelerator"
     assert scaled.plan().status["scaling"]["desired"] == 1
+
+
+def test_a_service_taken_over_from_another_scaler_begins_with_the_count_in_force():
+    external = service(scaling={"mode": "External", **RANGE}, replicas=4)
+    scaled = Scaled(external, *(pod(number) for number in range(4)))
+    scaled.live(30, active=10)
+    status = scaled.plan().status
+    assert status["scaling"]["desired"] == 4
+    scaled.indexes.store(SERVICES, service(2, status, scaling=RANGE))
+    assert scaled.plan().status["scaling"]["desired"] == 4
+    scaled.live(30, active=10)
+    assert scaled.plan().status["scaling"]["desired"] == 4

@@ -49,6 +49,8 @@ class _Service:
     state: State
     windows: Windows = field(default_factory=Windows)
     decision: Decision | None = None
+    mode: ScalingMode | None = None
+    """The mode in which the decision was made."""
     published_at: float = float("-inf")
 
 
@@ -85,8 +87,8 @@ class Autoscaler:
         if spec is None or not engaged(spec, self._wake.wake(facts.service)):
             return plan(facts)
         if spec.scaling.mode != ScalingMode.OPERATOR:
-            return with_capacities(plan(facts), self._service(key, facts).decision)
-        decision = self._service(key, facts).decision or self._first(facts, spec)
+            return with_capacities(plan(facts), self._service(key, facts, spec.scaling.mode).decision)
+        decision = self._service(key, facts, spec.scaling.mode).decision or self._first(facts, spec)
         return with_decision(plan(replace(facts, service=for_planning(facts.service, decision))), facts, decision)
 
     def _first(self, facts: Facts, spec: InferenceServiceSpec) -> Decision:
@@ -98,10 +100,14 @@ class Autoscaler:
         state = state_from(status)
         return Decision(count, Reason.SETTLED, settings.min_replicas, settings.max_replicas, published(state, ()))
 
-    def _service(self, key: Key, facts: Facts) -> _Service:
+    def _service(self, key: Key, facts: Facts, mode: ScalingMode) -> _Service:
         if key not in self._services:
             self._services[key] = _Service(state_from(facts.service.get("status") or {}))
-        return self._services[key]
+        own = self._services[key]
+        if own.mode != mode:
+            # Another owner set the count meanwhile: begin with the one in force, not with what was recommended.
+            own.mode, own.decision = mode, None
+        return own
 
     def _spec(self, key: Key) -> InferenceServiceSpec | None:
         service = self._indexes.service(key)
@@ -187,7 +193,7 @@ class Autoscaler:
                 self._forget(key)
             return
         facts = Facts(service, _NEVER, owned=self._indexes.owned(key, service["metadata"]["uid"]))
-        own, now, settings = self._service(key, facts), self._clock(), policy_settings(spec)
+        own, now, settings = self._service(key, facts, spec.scaling.mode), self._clock(), policy_settings(spec)
         before = own.decision or self._first(facts, spec)
         external = spec.scaling.mode == ScalingMode.EXTERNAL
         replicas = spec.replicas if external and spec.replicas is not None else before.desired
