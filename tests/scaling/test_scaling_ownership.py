@@ -31,7 +31,8 @@ class World:
         return run_program(self.cluster, "kubectl", *arguments, stdin=stdin)
 
     def apply(self, *manifests: Object, server_side: bool = False) -> None:
-        how = ("--server-side", "--field-manager=user") if server_side else ()
+        # The mode was patched in between: a user who applies takes the field back.
+        how = ("--server-side", "--field-manager=user", "--force-conflicts") if server_side else ()
         self.kubectl("apply", *how, "-f", "-", stdin=yaml.safe_dump_all(manifests))
 
     def patch(self, name: str, spec: Object) -> None:
