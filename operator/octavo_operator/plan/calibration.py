@@ -10,11 +10,11 @@ from octavo_operator.api.engine_section import BLOCK_SIZES_TOKENS
 from octavo_operator.api.inference_service import InferenceServiceSpec
 
 from . import server_contract as contract
-from .affinity import affinity, vendor_tolerations
+from .affinity import affinity
 from .facts import Facts, Manifest
 from .node_types import NodeType
 from .objects import owned
-from .pod_template import environment, restricted_container, restricted_pod, scratch
+from .pods import environment, place, pod_of, program_container, scratch
 from .stranded import unschedulable_since
 
 WAIT_FOR_NODE_SECONDS = 120.0
@@ -67,34 +67,22 @@ def calibration_job(
     image = node_type.choice.image
     assert image is not None, "a resolved type has an image"
     volumes, mounts = scratch()
-    container = {
-        "name": contract.CALIBRATION_CONTAINER,
-        "image": image.image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": [contract.PROGRAM],
-        "args": arguments,
-        "env": environment(),
-        "resources": resources,
-        "securityContext": restricted_container(),
-        "terminationMessagePath": contract.TERMINATION_PATH,
-        "volumeMounts": mounts,
-    }
+    container = program_container(
+        contract.CALIBRATION_CONTAINER,
+        image.image,
+        arguments,
+        environment(),
+        resources,
+        mounts,
+    )
     pod: Manifest = {
-        "serviceAccountName": service,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+        **pod_of(service),
         "restartPolicy": "Never",
-        "securityContext": restricted_pod(),
         "affinity": affinity(node_type.key),
         "containers": [container],
         "volumes": volumes,
     }
-    if spec.placement.node_selector:
-        pod["nodeSelector"] = dict(spec.placement.node_selector)
-    tolerations = [t.model_dump(mode="json", by_alias=True, exclude_none=True) for t in spec.placement.tolerations]
-    tolerations += [item for item in vendor_tolerations(node_type.key) if item not in tolerations]
-    if tolerations:
-        pod["tolerations"] = tolerations
+    place(pod, spec.placement, node_type.key)
     template = {"metadata": {"labels": labels}, "spec": pod}
     return owned(facts, "batch/v1", "Job", name, labels=labels, spec={"backoffLimit": 0, "template": template})
 

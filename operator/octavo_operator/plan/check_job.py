@@ -14,7 +14,7 @@ from . import server_contract as contract
 from .facts import Facts, Manifest, digest
 from .model_source import credentials, escaped, for_runtime, is_fetched, model_location, model_volume
 from .objects import owned
-from .pod_template import environment, restricted_container, restricted_pod, scratch
+from .pods import environment, place, pod_of, program_container, scratch
 
 _WAITING_FAULTS = (
     "CreateContainerConfigError",
@@ -94,34 +94,21 @@ def check_job(facts: Facts, spec: InferenceServiceSpec, image: str, attempt: int
     volumes, mounts = scratch()
     # The claim of a cache is not mounted: on a volume for one node at a time it could keep the check from starting.
     model_volumes, model_mounts = ([], []) if is_fetched(model) else model_volume(model)
-    container = {
-        "name": contract.CHECK_CONTAINER,
-        "image": image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": [contract.PROGRAM],
-        "args": arguments,
-        "env": [*environment(), *credentials(model)],
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
-        "securityContext": restricted_container(),
-        "terminationMessagePath": contract.TERMINATION_PATH,
-        "volumeMounts": mounts + model_mounts,
-    }
+    container = program_container(
+        contract.CHECK_CONTAINER,
+        image,
+        arguments,
+        [*environment(), *credentials(model)],
+        {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        mounts + model_mounts,
+    )
     pod: Manifest = {
-        "serviceAccountName": service,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+        **pod_of(service),
         "restartPolicy": "Never",
-        "securityContext": restricted_pod(),
         "containers": [container],
         "volumes": volumes + model_volumes,
     }
-    placement = spec.placement
-    if placement.node_selector:
-        pod["nodeSelector"] = dict(placement.node_selector)
-    if placement.tolerations:
-        pod["tolerations"] = [
-            t.model_dump(mode="json", by_alias=True, exclude_none=True) for t in placement.tolerations
-        ]
+    place(pod, spec.placement)
     template = {"metadata": {"labels": labels}, "spec": pod}
     job = owned(facts, "batch/v1", "Job", name, labels=labels, spec={"backoffLimit": 1, "template": template})
     if attempt > 1:

@@ -9,7 +9,7 @@ from octavo_operator.api.base import Switch
 from octavo_operator.api.inference_service import InferenceServiceSpec
 
 from . import server_contract as contract
-from .affinity import affinity, vendor_tolerations
+from .affinity import affinity
 from .facts import Manifest, digest
 from .model_source import (
     credentials,
@@ -21,10 +21,10 @@ from .model_source import (
     store_mounts,
 )
 from .node_types import NodeType
+from .pods import environment, place, pod_of, program_container, scratch
 from .quantities import canonical
 from .runtimes import PROGRAMS, RuntimeProgram, Serving
 
-USER_ID = 65532
 POD_IP: Manifest = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
 
@@ -73,33 +73,6 @@ def spec_inputs(spec: InferenceServiceSpec) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value}
 
 
-def restricted_container() -> Manifest:
-    """Security context of each container under the restricted pod security level."""
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-
-
-def restricted_pod() -> Manifest:
-    """Security context of each pod under the restricted pod security level."""
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": USER_ID,
-        "runAsGroup": USER_ID,
-        "fsGroup": USER_ID,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-
-def scratch() -> tuple[list[Manifest], list[Manifest]]:
-    """(volumes, mounts) of the folders that a read-only root file system needs."""
-    folders = {"tmp": "/tmp", "cache": contract.CACHE_FOLDER}
-    volumes: list[Manifest] = [{"name": name, "emptyDir": {}} for name in folders]
-    return volumes, [{"name": name, "mountPath": path} for name, path in folders.items()]
-
-
 def shared_memory(replica: Replica) -> tuple[list[Manifest], list[Manifest]]:
     """(volumes, mounts) of /dev/shm, through which the ranks of a replica exchange data: a runtime's 64 MiB are few."""
     if replica.node_type.key.is_cpu:
@@ -107,16 +80,6 @@ def shared_memory(replica: Replica) -> tuple[list[Manifest], list[Manifest]]:
     size = f"{replica.spec.engine.parallelism.tensor}Gi"
     volume = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
     return [volume], [{"name": "shm", "mountPath": "/dev/shm"}]
-
-
-def environment() -> list[Manifest]:
-    """Environment that all containers share."""
-    return [
-        {"name": "HOME", "value": "/tmp"},
-        # Triton writes what it compiles; the root file system is read-only.
-        {"name": "TRITON_CACHE_DIR", "value": f"{contract.CACHE_FOLDER}/triton"},
-        {"name": contract.TERMINATION_ENV, "value": contract.TERMINATION_PATH},
-    ]
 
 
 def _serve_arguments(replica: Replica, program: RuntimeProgram) -> list[str]:
@@ -160,21 +123,20 @@ def _server(replica: Replica, mounts: list[Manifest]) -> Manifest:
         reference = {"name": key.name, "key": key.key}
         variables.append({"name": program.key_variable, "valueFrom": {"secretKeyRef": reference}})
     container = {
-        "name": contract.SERVER_CONTAINER,
-        "image": replica.image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": list(program.command),
-        "args": _serve_arguments(replica, program),
-        "env": variables,
+        **program_container(
+            contract.SERVER_CONTAINER,
+            replica.image,
+            _serve_arguments(replica, program),
+            variables,
+            _resources(replica),
+            mounts,
+            command=program.command,
+        ),
         "ports": [{"name": contract.PORT_NAME, "containerPort": contract.PORT, "protocol": "TCP"}],
         # A big model loads for minutes: 30 minutes until the first healthy answer.
         "startupProbe": _probe(program.health_path, 2, 900),
         "livenessProbe": _probe(program.health_path, 10, 3),
         "readinessProbe": _probe(program.ready_path, program.probe_seconds, 2),
-        "resources": _resources(replica),
-        "securityContext": restricted_container(),
-        "terminationMessagePath": contract.TERMINATION_PATH,
-        "volumeMounts": mounts,
     }
     notice = program.notice()
     return container if notice is None else {**container, "lifecycle": notice}
@@ -182,19 +144,15 @@ def _server(replica: Replica, mounts: list[Manifest]) -> Manifest:
 
 def _fetch(replica: Replica, mounts: list[Manifest]) -> Manifest:
     model = replica.spec.model
-    return {
-        "name": contract.FETCH_CONTAINER,
-        "image": replica.fetch_image or replica.image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": [contract.PROGRAM],
-        "args": fetch_arguments(model, replica.spec.engine.runtime),
-        "env": [POD_IP, *environment(), *credentials(model)],
-        "ports": [{"name": "progress", "containerPort": contract.PORT, "protocol": "TCP"}],
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
-        "securityContext": restricted_container(),
-        "terminationMessagePath": contract.TERMINATION_PATH,
-        "volumeMounts": mounts + store_mounts(model),
-    }
+    container = program_container(
+        contract.FETCH_CONTAINER,
+        replica.fetch_image or replica.image,
+        fetch_arguments(model, replica.spec.engine.runtime),
+        [POD_IP, *environment(), *credentials(model)],
+        {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        mounts + store_mounts(model),
+    )
+    return {**container, "ports": [{"name": "progress", "containerPort": contract.PORT, "protocol": "TCP"}]}
 
 
 def _apart(replica: Replica) -> list[Manifest]:
@@ -222,11 +180,8 @@ def render(replica: Replica) -> Manifest:
     shared_volumes, shared_mounts = shared_memory(replica)
     model_volumes, model_mounts = model_volume(replica.spec.model)
     spec: Manifest = {
-        "serviceAccountName": replica.service,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
+        **pod_of(replica.service),
         "terminationGracePeriodSeconds": replica.spec.rollout.drain_seconds + contract.DRAIN_MARGIN_SECONDS,
-        "securityContext": restricted_pod(),
         "affinity": affinity(replica.node_type.key),
         "topologySpreadConstraints": _apart(replica),
         "containers": [_server(replica, mounts + shared_mounts + model_mounts)],
@@ -234,14 +189,7 @@ def render(replica: Replica) -> Manifest:
     }
     if is_fetched(replica.spec.model):
         spec["initContainers"] = [_fetch(replica, mounts)]
-    if placement.node_selector:
-        spec["nodeSelector"] = dict(placement.node_selector)
-    tolerations = [
-        toleration.model_dump(mode="json", by_alias=True, exclude_none=True) for toleration in placement.tolerations
-    ]
-    tolerations += [item for item in vendor_tolerations(replica.node_type.key) if item not in tolerations]
-    if tolerations:
-        spec["tolerations"] = tolerations
+    place(spec, placement, replica.node_type.key)
     if placement.priority_class_name:
         spec["priorityClassName"] = placement.priority_class_name
     labels = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
-from octavo_operator.api.engine_section import EngineSection
+from octavo_operator.api.engine_section import CacheDType, DType, EngineSection, Quantization
 from octavo_operator.api.inference_service import InferenceServiceSpec
 
 from ..manifest import Manifest
@@ -64,3 +64,21 @@ HOMELESS = (
     ("HF_HUB_OFFLINE", "1"),
 )
 """Environment of other runtimes: the model is here, nothing is fetched while serving."""
+
+TORCH_DTYPES = {
+    DType.AUTO: "auto",
+    DType.FLOAT32: "float32",
+    DType.BFLOAT16: "bfloat16",
+    DType.FLOAT16: "float16",
+}
+"""engine.dtype as programs on torch name it."""
+
+
+def refused_formats(spec: InferenceServiceSpec, cache_dtypes: Container[CacheDType]) -> list[tuple[str, str]]:
+    """(field, value) of number formats that a program without 8-bit integers and with these cache formats lacks."""
+    found = []
+    if spec.engine.quantization == Quantization.INT8:
+        found.append(("engine.quantization", spec.engine.quantization.value))
+    if spec.engine.kv_cache.dtype not in cache_dtypes:
+        found.append(("engine.kvCache.dtype", spec.engine.kv_cache.dtype.value))
+    return found

@@ -6,11 +6,10 @@ Flags and values are those of SGLang 0.5.9: sglang/srt/server_args.py.
 from __future__ import annotations
 
 from octavo_operator.api.base import Switch
-from octavo_operator.api.engine_section import CacheDType, DType, Quantization
-from octavo_operator.api.inference_service import InferenceServiceSpec
+from octavo_operator.api.engine_section import CacheDType, Quantization
 
 from .. import server_contract as contract
-from .base import HOMELESS, RuntimeProgram, Serving
+from .base import HOMELESS, TORCH_DTYPES, RuntimeProgram, Serving, refused_formats
 
 FLAGS = (
     "--model-path",
@@ -29,12 +28,6 @@ FLAGS = (
     "--device",
     "--api-key",
 )
-DTYPES = {
-    DType.AUTO: "auto",
-    DType.FLOAT32: "float32",
-    DType.BFLOAT16: "bfloat16",
-    DType.FLOAT16: "float16",
-}
 CACHE_DTYPES = {CacheDType.AUTO: "auto", CacheDType.BFLOAT16: "bfloat16", CacheDType.FP8: "fp8_e4m3"}
 
 
@@ -44,7 +37,7 @@ def _arguments(serving: Serving) -> list[str]:
         "--model-path": serving.location,
         "--served-model-name": serving.served_name,
         "--port": str(contract.PORT),
-        "--dtype": DTYPES[engine.dtype],
+        "--dtype": TORCH_DTYPES[engine.dtype],
         "--kv-cache-dtype": CACHE_DTYPES[cache.dtype],
         "--mem-fraction-static": f"{cache.memory_percent / 100:.2f}",
         "--tp-size": str(engine.parallelism.tensor),
@@ -62,15 +55,6 @@ def _arguments(serving: Serving) -> list[str]:
     return words if cache.prefix_caching == Switch.ENABLED else [*words, "--disable-radix-cache"]
 
 
-def _refused(spec: InferenceServiceSpec) -> list[tuple[str, str]]:
-    found = []
-    if spec.engine.quantization == Quantization.INT8:
-        found.append(("engine.quantization", spec.engine.quantization.value))
-    if spec.engine.kv_cache.dtype not in CACHE_DTYPES:
-        found.append(("engine.kvCache.dtype", spec.engine.kv_cache.dtype.value))
-    return found
-
-
 SGLANG = RuntimeProgram(
     "SGLang",
     ("python3", "-m", "sglang.launch_server"),
@@ -79,5 +63,5 @@ SGLANG = RuntimeProgram(
     environment=HOMELESS,
     key_variable=contract.API_KEY_ENV,
     key_arguments=("--api-key", f"$({contract.API_KEY_ENV})"),
-    refused=_refused,
+    refused=lambda spec: refused_formats(spec, CACHE_DTYPES),
 )

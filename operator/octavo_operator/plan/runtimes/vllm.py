@@ -6,11 +6,10 @@ Flags and values are those of vLLM 0.34: vllm/engine/arg_utils.py, vllm/entrypoi
 from __future__ import annotations
 
 from octavo_operator.api.base import Switch
-from octavo_operator.api.engine_section import CacheDType, DType, Quantization
-from octavo_operator.api.inference_service import InferenceServiceSpec
+from octavo_operator.api.engine_section import CacheDType, Quantization
 
 from .. import server_contract as contract
-from .base import HOMELESS, RuntimeProgram, Serving
+from .base import HOMELESS, TORCH_DTYPES, RuntimeProgram, Serving, refused_formats
 
 FLAGS = (
     "--served-model-name",
@@ -28,12 +27,6 @@ FLAGS = (
     "--shutdown-timeout",
     "--api-key",
 )
-DTYPES = {
-    DType.AUTO: "auto",
-    DType.FLOAT32: "float32",
-    DType.BFLOAT16: "bfloat16",
-    DType.FLOAT16: "float16",
-}
 CACHE_DTYPES = {
     CacheDType.AUTO: "auto",
     CacheDType.BFLOAT16: "bfloat16",
@@ -47,7 +40,7 @@ def _arguments(serving: Serving) -> list[str]:
     values = {
         "--served-model-name": serving.served_name,
         "--port": str(contract.PORT),
-        "--dtype": DTYPES[engine.dtype],
+        "--dtype": TORCH_DTYPES[engine.dtype],
         "--kv-cache-dtype": CACHE_DTYPES[cache.dtype],
         "--gpu-memory-utilization": f"{cache.memory_percent / 100:.2f}",
         "--tensor-parallel-size": str(engine.parallelism.tensor),
@@ -64,15 +57,6 @@ def _arguments(serving: Serving) -> list[str]:
     return [serving.location, *(part for pair in values.items() for part in pair), switch]
 
 
-def _refused(spec: InferenceServiceSpec) -> list[tuple[str, str]]:
-    found = []
-    if spec.engine.quantization == Quantization.INT8:
-        found.append(("engine.quantization", spec.engine.quantization.value))
-    if spec.engine.kv_cache.dtype not in CACHE_DTYPES:
-        found.append(("engine.kvCache.dtype", spec.engine.kv_cache.dtype.value))
-    return found
-
-
 VLLM = RuntimeProgram(
     "VLLM",
     ("vllm", "serve"),
@@ -80,5 +64,5 @@ VLLM = RuntimeProgram(
     FLAGS,
     environment=(*HOMELESS, ("VLLM_NO_USAGE_STATS", "1"), ("DO_NOT_TRACK", "1")),
     key_variable="VLLM_API_KEY",
-    refused=_refused,
+    refused=lambda spec: refused_formats(spec, CACHE_DTYPES),
 )
