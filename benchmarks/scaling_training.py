@@ -1,7 +1,8 @@
 """Loads to choose the policy's constants on: random shapes, sizes, start-up times, cards; no shipped load.
 
 `python benchmarks/scaling_training.py [setting=value …]` prints what the policy spends and attains on them, with the
-constants as they stand or as given. The shipped loads (scaling_simulation.py) are never looked at for that choice.
+constants as they stand or as given. How far the shipped loads (scaling_simulation.py) had a part in the choice is told
+in docs/decisions/scaling-comparison.md.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ helm test octavo --namespace octavo-system
 - **Upgrade**: the same command. The CRDs are part of the chart's objects and are upgraded with it; running models are
   not restarted. `helm rollback octavo` goes back.
 - **Uninstall**: `helm uninstall octavo -n octavo-system` ends the operator and leaves the CRDs, all InferenceServices
-  and what serves them. With `crds.keep=false` at the last upgrade, all of them go.
+  and what serves them. With `crds.keep=false` at the last upgrade the CRDs go, too: delete the InferenceServices before
+  you uninstall, since Kubernetes can leave their pods behind once their kind is gone.
 - **Scraping**: `podMonitor.enabled=true` (or `serviceMonitor.enabled=true`, never both), `prometheusRule.enabled=true`,
   `dashboards.enabled=true`, and `networkPolicy.monitoringNamespace` = the namespace of Prometheus.
 - **Private registry**: `imageRegistry` goes in front of every image; `imagePullSecrets` pull the operator's.
