@@ -14,7 +14,7 @@ import torch
 from octavo_server.engine.messages import SamplingParams, Submit
 from octavo_server.engine.philox import philox, uniforms
 from octavo_server.engine.request import Request, make_request
-from octavo_server.engine.sampler import sample, token_logprobs
+from octavo_server.engine.sampler import logprob_tensors, sample
 
 VOCABULARY = 50
 
@@ -170,11 +170,11 @@ def test_a_row_draws_the_same_token_alone_and_beside_any_others() -> None:
 
 def test_logprobs_are_those_before_anything_is_changed_with_rank_and_the_most_likely() -> None:
     values = torch.tensor([[1.0, 3.0, 2.0, 0.0]]).log_softmax(dim=1)
-    (entry,) = token_logprobs(values, [2], [2])
+    (entry,) = logprob_tensors(values, torch.tensor([2]), 2).entries([2])
     assert (entry.token_id, entry.rank, entry.top_ids) == (2, 2, [1, 2])
     assert entry.logprob == pytest.approx(values[0, 2].item())
     assert entry.top_logprobs == pytest.approx([values[0, 1].item(), values[0, 2].item()])
-    (bare,) = token_logprobs(values, [1], [0])
+    (bare,) = logprob_tensors(values, torch.tensor([1]), 0).entries([0])
     assert (bare.rank, bare.top_ids, bare.top_logprobs) == (1, [], [])
 
 

@@ -84,7 +84,6 @@ CudaVersion = Annotated[
     ),
 ]
 ShortText = Annotated[str, Field(max_length=256)]
-LongText = Annotated[str, Field(max_length=4096)]
 _QUANTITY: dict[str, Any] = {
     "x-kubernetes-int-or-string": True,
     "maxLength": 32,

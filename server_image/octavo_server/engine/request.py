@@ -75,11 +75,6 @@ class Request:
         return int(self.table.computed[self.slot]) if self.table is not None and self.slot >= 0 else 0
 
     @property
-    def in_flight(self) -> int:
-        """Tokens that launched steps sample and the host does not know yet."""
-        return int(self.table.planned[self.slot]) - self.length if self.table is not None and self.slot >= 0 else 0
-
-    @property
     def looked_at(self) -> bool:
         """Whether each of its tokens needs more than a comparison with its stop ids."""
         sampling = self.sampling

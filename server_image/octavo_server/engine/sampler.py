@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from octavo_kernels.logprobs import describe_tokens
 
 from octavo_server.engine.messages import TokenLogprobs
 from octavo_server.engine.philox import uniforms
@@ -212,10 +213,9 @@ def logprob_tensors(log_probabilities: torch.Tensor, tokens: torch.Tensor, most:
 
     From a GPU it is copied without waiting: record an event behind the call and wait for that.
     """
-    own = log_probabilities.gather(1, tokens[:, None])
-    ranks = (log_probabilities > own).sum(dim=1) + 1
-    top = log_probabilities.topk(min(most, log_probabilities.shape[1]), dim=1)
-    return LogprobTensors(*(to_host(one) for one in (tokens, own.squeeze(1), ranks, top.indices, top.values)))
+    found = describe_tokens(log_probabilities, tokens, min(most, log_probabilities.shape[1]))
+    parts = (tokens, found.values, found.ranks, found.top_ids, found.top_values)
+    return LogprobTensors(*map(to_host, parts))
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -223,17 +223,6 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-def token_logprobs(
-    log_probabilities: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]
-) -> list[TokenLogprobs]:
-    """Entries for one token per row of `log_probabilities` `[rows, vocabulary]` with the `counts` most likely ones."""
-    ids = torch.tensor(tokens, dtype=torch.int64, device=log_probabilities.device)
-    found = logprob_tensors(log_probabilities, ids, max(counts, default=0))
-    if ids.device.type != "cpu":
-        torch.cuda.synchronize(ids.device)
-    return found.entries(counts)
 
 
 def _ids(tokens: np.ndarray[tuple[int], np.dtype[np.int32]], device: torch.device) -> torch.Tensor:
