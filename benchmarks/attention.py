@@ -2,6 +2,8 @@
 
     PYTHONPATH=kernels python3 benchmarks/attention.py [--results FOLDER] [--only decode,prefill,…] [--no-peer]
 
+With --only, what is not measured keeps its figure in the result file, and says which run that is from.
+
 Each time is the median of replays of a CUDA graph of several layers; the plan is made before, once, as a model's step
 makes it once for all its layers. Cells whose KV is under 64 MB run over 32 different page sets, larger ones over up to
 four, so that the cache holds none of them; the same for the peer. Decoding is measured against the bandwidth of a large
@@ -11,11 +13,12 @@ device-to-device copy of this run (bytes read plus bytes written), prefill in op
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,6 +32,7 @@ from octavo_kernels.testing import random_case, relative_error
 from benchmarks.attention_cases import DEVICE, Ceilings, Cell, Sequences, make_backend, seconds, token_bytes
 from benchmarks.attention_peer import NAME, FlashInfer, installed
 from benchmarks.attention_plot import draw_sweep
+from benchmarks.attention_results import joined
 from benchmarks.common import RESULTS, Row, write_result
 
 SHAPE = AttentionShape(32, 8, 128, 16, torch.bfloat16)
@@ -313,6 +317,8 @@ def main() -> None:
     ceilings = Ceilings(arguments.pool_gib)
     print(ceilings, flush=True)
     suite = Suite(ceilings, FlashInfer() if installed() and not arguments.no_peer else None, arguments.plot)
+    standing_file = RESULTS / "attention-h200.json"
+    standing = json.loads(standing_file.read_text(encoding="utf-8")) if standing_file.exists() else None
     rows = [Row("ceiling: reading", COPY, round(100 * ceilings.read / ceilings.copy, 1), "higher", note=str(ceilings))]
     for part in arguments.only.split(","):
         measure: Callable[[], list[Row]] = getattr(suite, part)
@@ -321,8 +327,8 @@ def main() -> None:
             sys.stdout.flush()
             rows.append(row)
         path = write_result(
-            "attention-h200", rows, command="PYTHONPATH=kernels python3 benchmarks/attention.py",
-            folder=arguments.results,
+            "attention-h200", joined(standing, [asdict(row) for row in rows]), folder=arguments.results,
+            command="PYTHONPATH=kernels python3 benchmarks/attention.py",
         )  # fmt: skip
     print(path)
 
