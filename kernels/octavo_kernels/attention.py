@@ -9,6 +9,7 @@ import torch
 from octavo_kernels.batch import Batch, PackedMask, SharedPrefixes, check_batch
 from octavo_kernels.compat import require_triton
 from octavo_kernels.cpu import CpuBackend
+from octavo_kernels.launch_table import LaunchTable
 from octavo_kernels.reference import ReferenceBackend
 from octavo_kernels.shape import FP8, AttentionShape, AttentionVariant
 
@@ -20,6 +21,7 @@ class Backend(Protocol):
 
     name: str
     fallback_reason: str | None
+    launch_reason: str | None
 
     def plan(self, batch: Batch, tokens: int | None) -> None: ...
 
@@ -43,6 +45,7 @@ class PagedAttention:
     batch_invariant: a sequence's results are the same bits whatever else is in the batch: keys are cut at places that
         follow from its own length and the page table's width, and its tiles' kind from its own new tokens. It takes
         more memory for partial results, and time where few sequences are long. The `CPU` backend refuses it.
+    launch_table: launch configurations that were measured (launch_table.load, tune); None: those of the package.
     Raises ValueError for a backend that cannot serve the device, RuntimeError where Triton is missing.
     """
 
@@ -56,6 +59,7 @@ class PagedAttention:
         max_tokens: int = 8192,
         max_sequences: int = 1024,
         batch_invariant: bool = False,
+        launch_table: LaunchTable | None = None,
     ) -> None:
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}; it must be at least 1")
@@ -67,6 +71,7 @@ class PagedAttention:
         self.max_tokens = max_tokens
         self.max_sequences = max_sequences
         self.batch_invariant = batch_invariant
+        self.launch_table = launch_table
         self._backend = _make_backend(backend, self)
         self._planned = False
 
@@ -79,6 +84,11 @@ class PagedAttention:
     def fallback_reason(self) -> str | None:
         """Why the fastest kernels of this device do not serve the shape and variant; None where they do."""
         return self._backend.fallback_reason
+
+    @property
+    def launch_reason(self) -> str | None:
+        """Why launches are safe defaults, not measured ones; None where a table serves or nothing is to be chosen."""
+        return self._backend.launch_reason
 
     def plan(
         self,
@@ -199,7 +209,7 @@ def _make_backend(name: BackendName, attention: PagedAttention) -> Backend:
                 "backend CPU takes no transform, no sinks, no custom mask, no float8 pool and no batch_invariant;"
                 " use Reference or Auto"
             )
-        return CpuBackend(attention.shape, attention.variant)
+        return CpuBackend(attention.shape, attention.variant, attention.launch_table)
     if chosen == "Triton":
         require_triton(attention.device)
         from octavo_kernels.triton_backend import TritonBackend
@@ -210,5 +220,6 @@ def _make_backend(name: BackendName, attention: PagedAttention) -> Backend:
             attention.device,
             max_tokens=attention.max_tokens,
             batch_invariant=attention.batch_invariant,
+            launch_table=attention.launch_table,
         )
     raise ValueError(f"backend is {name!r}; it must be one of Auto, Reference, CPU, Triton")

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from octavo_kernels.batch import Batch
-from octavo_kernels.cpu_plan import Group, plan_groups
+from octavo_kernels.cpu_plan import Group, group_bytes_of, plan_groups
+from octavo_kernels.launch_table import LaunchTable, table_for
 from octavo_kernels.reference import dense_attention
 from octavo_kernels.shape import AttentionShape, AttentionVariant
 
@@ -35,13 +36,19 @@ class CpuBackend:
     """Backend for tensors in host memory; operands float32, bfloat16, float16 or float64.
 
     Products are made in the pool's dtype with float32 sums: a bfloat16 pool halves the memory traffic of decoding, a
-    float32 pool is exact to float32 rounding.
+    float32 pool is exact to float32 rounding. A launch table may say which groups of sequences are attended by one
+    call: the bytes of their keys and values at most (`attention.cpu`, group_bytes).
     """
 
     name = "CPU"
     fallback_reason: str | None = None
 
-    def __init__(self, shape: AttentionShape, variant: AttentionVariant) -> None:
+    def __init__(
+        self, shape: AttentionShape, variant: AttentionVariant, launch_table: LaunchTable | None = None
+    ) -> None:
+        table = table_for(torch.device("cpu"), launch_table)
+        self.launch_reason = table.reason
+        self._group_bytes = group_bytes_of(table, shape)
         self._shape = shape
         self._variant = variant
         self._scale = variant.scale_for(shape.head_size)
@@ -52,7 +59,7 @@ class CpuBackend:
         """Computes what each group gathers; needs index tensors in host memory."""
         if batch.kv_lengths.device.type != "cpu":
             raise ValueError(f"kv_lengths is on {batch.kv_lengths.device}; the CPU backend plans from host memory")
-        groups = plan_groups(batch, self._shape, self._variant.window)
+        groups = plan_groups(batch, self._shape, self._variant.window, self._group_bytes)
         row_elements = self._shape.page_size * self._shape.head_size
         needed = max((group.pool_rows.shape[0] * row_elements for group in groups), default=0)
         if self._buffer.numel() < needed:

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from octavo_kernels.batch import Batch
+from octavo_kernels.launch_table import LaunchTable, launch_shape
 from octavo_kernels.reference import visible_range
 from octavo_kernels.shape import AttentionShape
 
 # Gathered keys and values that fit a core's second-level cache are attended from there; larger groups were slower.
 GROUP_BYTES = 768 * 1024
+CPU_KERNEL = "attention.cpu"
+"""The CPU backend's name in launch tables."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,13 @@ class Group:
     query_rows: torch.Tensor | None = None
 
 
-def plan_groups(batch: Batch, shape: AttentionShape, window: int | None) -> list[Group]:
+def group_bytes_of(table: LaunchTable, shape: AttentionShape) -> int:
+    """Bytes of keys and values that one call gathers at most: the table's, else GROUP_BYTES."""
+    found = table.find(CPU_KERNEL, launch_shape(shape)) or {}
+    return found.get("group_bytes", GROUP_BYTES)
+
+
+def plan_groups(batch: Batch, shape: AttentionShape, window: int | None, group_bytes: int = GROUP_BYTES) -> list[Group]:
     """Groups the batch's sequences; pure apart from reading the batch's tensors, which must lie in host memory."""
     starts, lengths, slots = batch.query_starts.tolist(), batch.kv_lengths.tolist(), batch.slots.tolist()
     spans = [
@@ -74,7 +83,7 @@ def plan_groups(batch: Batch, shape: AttentionShape, window: int | None) -> list
     pending: list[Span] = []
     for span in decodes:
         # Ascending pages: the newest member sets the group's width.
-        if pending and (len(pending) + 1) * span.pages * page_bytes > GROUP_BYTES:
+        if pending and (len(pending) + 1) * span.pages * page_bytes > group_bytes:
             groups.append(_decodes(pending, batch.page_table, shape, window))
             pending = []
         pending.append(span)

@@ -80,6 +80,7 @@ class ReferenceBackend:
 
     name = "Reference"
     fallback_reason: str | None = None
+    launch_reason: str | None = None
 
     def __init__(
         self, shape: AttentionShape, variant: AttentionVariant, compute_dtype: torch.dtype = torch.float32

@@ -9,6 +9,7 @@ import triton
 
 from octavo_kernels.batch import Batch, PackedMask, SharedPrefixes
 from octavo_kernels.compat import TRITON_DTYPES, is_interpreting
+from octavo_kernels.launch_table import LaunchTable, table_for
 from octavo_kernels.plan import ITEM_COLUMNS, MERGE_COLUMNS, LongLimits, ShortLimits, invariant_chunk, tile_capacity
 from octavo_kernels.shape import FP8, AttentionShape, AttentionVariant
 from octavo_kernels.triton_hopper_choice import refuse_hopper
@@ -49,6 +50,7 @@ class TritonBackend:
     share: programs that short tiles' work is divided among, and parts of long tiles' work; None derives them from the
         device.
     decode_launch, prefill_launch: launch configurations; None takes those of choose_launch.
+    launch_table: where choose_launch looks; None: the package's table for the device.
     hopper: whether to take the kernels for Hopper GPUs; None: where they serve the shape and the device.
     batch_invariant: keys are cut at places that follow from each sequence alone (PagedAttention).
     Products are made in the dtype of q, float32 ones without reduced-precision modes; sums are float32. Partial results
@@ -69,6 +71,7 @@ class TritonBackend:
         prefill_launch: Launch | None = None,
         hopper: bool | None = None,
         batch_invariant: bool = False,
+        launch_table: LaunchTable | None = None,
     ) -> None:
         for field, dtype, known in (
             ("dtype", shape.dtype, TRITON_DTYPES),
@@ -87,8 +90,10 @@ class TritonBackend:
         self.fallback_reason = refusal if self._gpu.major == 9 and not self._hopper else None
         # Short and long tiles of one step side by side, each on its share of the multiprocessors.
         self._beside = self._hopper and share is None
-        self._short = decode_launch or choose_launch(shape, decode=True, hopper=self._hopper)
-        self._long = prefill_launch or choose_launch(shape, decode=False, hopper=self._hopper)
+        table = table_for(device, launch_table)
+        self.launch_reason = table.reason
+        self._short = decode_launch or choose_launch(shape, decode=True, hopper=self._hopper, table=table)
+        self._long = prefill_launch or choose_launch(shape, decode=False, hopper=self._hopper, table=table)
         self._share = share
         self._block_d = hopper_head_size(shape) if self._hopper else power_of_two(shape.head_size)
         self._runner = Runner(

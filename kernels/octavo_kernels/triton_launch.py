@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 import torch
 
 from octavo_kernels.compat import is_interpreting
+from octavo_kernels.launch_table import LaunchTable, launch_shape
 from octavo_kernels.shape import AttentionShape
 
 
@@ -47,8 +49,47 @@ class Device:
         return cls(properties.multi_processor_count, properties.major)
 
 
-def choose_launch(shape: AttentionShape, *, decode: bool, hopper: bool = False) -> Launch:
-    """Launch configuration by shape; decode tiles hold few tokens' groups, prefill tiles many tokens."""
+def choose_launch(
+    shape: AttentionShape, *, decode: bool, hopper: bool = False, table: LaunchTable | None = None
+) -> Launch:
+    """Launch configuration of short (decode) or long tiles: the table's where it has a row, else a safe default.
+
+    Raises ValueError where the table's row names what no launch has, or a configuration that the kernels refuse.
+    """
+    safe = default_launch(shape, decode=decode, hopper=hopper)
+    kernel = kernel_name(decode=decode, hopper=hopper)
+    found = None if table is None else table.find(kernel, launch_shape(shape))
+    return safe if found is None else launch_of(found, safe, shape, kernel)
+
+
+def kernel_name(*, decode: bool, hopper: bool) -> str:
+    """A kind of tiles as launch tables name it."""
+    return f"attention.{'short' if decode else 'long'}{'.hopper' if hopper else ''}"
+
+
+def launch_of(found: Mapping[str, int], safe: Launch, shape: AttentionShape, kernel: str) -> Launch:
+    """A table's row as a Launch; fields that it leaves out are the safe default's. Raises ValueError for a bad one."""
+    known = {field.name for field in fields(Launch)}
+    values = {name: getattr(safe, name) for name in known} | dict(found)
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(f"launch table: {kernel} has {name}; a launch has {', '.join(sorted(known))}")
+        if name in ("block_m", "block_n", "warps") and (value < 1 or value & (value - 1)):
+            raise ValueError(f"launch table: {kernel} has {name} {value}; it must be a power of two")
+        if name in ("stages", "programs", "least_blocks") and value < 1:
+            raise ValueError(f"launch table: {kernel} has {name} {value}; it must be at least 1")
+    if values["block_m"] < shape.group_size:
+        raise ValueError(
+            f"launch table: {kernel} has block_m {values['block_m']}; a tile must hold the {shape.group_size} query"
+            " heads of a KV head"
+        )
+    if kernel.endswith(".hopper") and values["block_m"] != safe.block_m:
+        raise ValueError(f"launch table: {kernel} has block_m {values['block_m']}; it must be {safe.block_m}")
+    return Launch(**{**values, "ping_pong": bool(values["ping_pong"])})
+
+
+def default_launch(shape: AttentionShape, *, decode: bool, hopper: bool = False) -> Launch:
+    """The launch that serves a shape on every GPU; decode tiles hold few tokens' groups, prefill tiles many tokens."""
     if hopper:
         # A multiprocessor holds two programs of short tiles with 96 KiB of keys and values each, or one of long tiles.
         narrow = shape.head_size <= 64
