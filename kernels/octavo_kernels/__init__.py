@@ -1,11 +1,13 @@
-"""Paged attention and fused kernels."""
+"""Paged attention, fused kernels, sampling."""
 
 from octavo_kernels.activation import silu_mul
 from octavo_kernels.append import AppendPlan, append_kv, plan_append, rope_append_kv
 from octavo_kernels.attention import PagedAttention
 from octavo_kernels.batch import PackedMask, SharedPrefixes
+from octavo_kernels.logprobs import TokenDescriptions, describe_tokens, log_probabilities
 from octavo_kernels.norm import rms_norm
 from octavo_kernels.prefixes import detect_shared_prefix
+from octavo_kernels.sampling import Biases, Penalties, Sampler, SamplingRows, TokenLists, TokenMasks
 from octavo_kernels.shape import PAGE_SIZES, AttentionShape, AttentionVariant
 
 __all__ = [
@@ -13,11 +15,20 @@ __all__ = [
     "AppendPlan",
     "AttentionShape",
     "AttentionVariant",
+    "Biases",
     "PackedMask",
     "PagedAttention",
+    "Penalties",
+    "Sampler",
+    "SamplingRows",
     "SharedPrefixes",
+    "TokenDescriptions",
+    "TokenLists",
+    "TokenMasks",
     "append_kv",
+    "describe_tokens",
     "detect_shared_prefix",
+    "log_probabilities",
     "plan_append",
     "rms_norm",
     "rope_append_kv",

@@ -87,9 +87,11 @@ def target_of(bits, total):
 
 @triton.jit
 def list_of(lists_ptr, row):
-    if lists_ptr is None:
-        return row
-    return tl.load(lists_ptr + row).to(tl.int64)
+    # One exit: the compiler goes on behind a return inside of a branch that it takes.
+    place = row
+    if lists_ptr is not None:
+        place = tl.load(lists_ptr + row).to(tl.int64)
+    return place
 
 
 @triton.jit

@@ -179,6 +179,8 @@ def truncate_and_draw(
 ):
     """A program takes every num_programs-th row; rows that are greedy or not cut are left alone."""
     program = tl.program_id(0).to(tl.int64)
+    # Of a vocabulary of 1 the compiler makes a plain number, which has no dtype: sums with `none` keep one.
+    none = tl.program_id(0) * 0
     values_ptr += program * LISTED
     weights_ptr += program * LISTED
     sums_ptr += program * BLOCK_CHUNKS
@@ -192,24 +194,24 @@ def truncate_and_draw(
         # A greedy row has no row_largest of its own, and a row of −inf none that is finite.
         if cut & (temperature > 0):
             row_ptr = logits_ptr + row * stride_logits
-            end = columns
+            end = none + columns
             if vocabulary_ptr is not None:
                 end = tl.minimum(tl.load(vocabulary_ptr + row), columns)
             factor = factor_of(temperature)
-            k = columns * 0
+            k = none
             if top_k_ptr is not None:
                 k = tl.load(top_k_ptr + row)
                 k = tl.where(k < columns, tl.maximum(k, 0), 0)
             p = temperature * 0 + 1.0
             if top_p_ptr is not None:
                 p = tl.load(top_p_ptr + row)
-            least = columns.to(tl.int64) * 0
+            least = program * 0
             if min_p_ptr is not None:
                 least = (tl.load(min_p_ptr + row).to(tl.float64) * 1099511627776.0).to(tl.int64)
 
             # Where the limit should lie, in orders: what is in [low, high) is listed.
-            low = LOWEST + columns * 0
-            high = LOWEST + columns * 0
+            low = LOWEST + none
+            high = LOWEST + none
             if (k > 0) | (p < 1.0):
                 spot = (tl.arange(0, SAMPLES).to(tl.int64) * columns) // SAMPLES
                 sample = finite(tl.load(row_ptr + spot, mask=spot < end, other=float("-inf")))
@@ -217,17 +219,17 @@ def truncate_and_draw(
                 if k > 0:
                     rank = k.to(tl.float32) * SAMPLES / columns
                     low_rank = (rank + 4.0 * tl.sqrt(rank) + 10.0).to(tl.int32)
-                    high_rank = columns * 0
+                    high_rank = none
                 else:
                     sampled = tl.exp2(tl.maximum((sample - largest) * factor, -126.0))
                     total = tl.load(row_sum_ptr + row).to(tl.float32) * 9.094947017729282e-13
                     low_rank, high_rank = bracket_by_mass(orders, sampled, (1.0 - p) * total * SAMPLES / columns)
                 low = tl.maximum(order_by_rank(orders, low_rank) * 65536, LOWEST)
-                high = HIGHEST + columns * 0
+                high = HIGHEST + none
                 if high_rank > 0:
                     high = tl.maximum((order_by_rank(orders, high_rank) + 1) * 65536, low)
 
-            count = columns * 0
+            count = none
             total_vector = tl.zeros([CHUNK], tl.int64)
             above_vector = tl.zeros([CHUNK], tl.int64)
             for chunk in range(CHUNKS):
@@ -262,9 +264,9 @@ def truncate_and_draw(
                 )
                 whole = (above >= need) | (above + inside < need)
             if whole:
-                count = columns
-                low = LOWEST + columns * 0
-                high = HIGHEST + columns * 0
+                count = none + columns
+                low = LOWEST + none
+                high = HIGHEST + none
                 above = above * 0
 
             limit = low
