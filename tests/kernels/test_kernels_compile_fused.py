@@ -33,7 +33,8 @@ TYPES = {
     **dict.fromkeys(("logits_ptr", "temperature_ptr", "top_p_ptr", "min_p_ptr", "values_ptr", "cos_sin_ptr"), "*fp32"),
     **dict.fromkeys(("largest_ptr", "row_largest_ptr"), "*fp32"),
     **dict.fromkeys(("repetition_ptr", "presence_ptr", "frequency_ptr"), "*fp32"),
-    **dict.fromkeys(("x_ptr", "weight_ptr", "residual_ptr", "gate_up_ptr", "q_ptr", "k_ptr", "v_ptr", "kv_ptr"), "*fp16"),
+    **dict.fromkeys(("x_ptr", "weight_ptr", "residual_ptr", "gate_up_ptr"), "*fp16"),
+    **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "kv_ptr"), "*fp16"),
 }
 
 
@@ -85,7 +86,8 @@ else:
     pairs = {"ROPE_SIZE": 64, "BLOCK_PAIRS": 32, "FIRST_PART": 0}
     compile(_rope_append, {**heads, **pairs, "INTERLEAVED": False}, num_warps=4)
     compile(_rope_append, {**heads, **pairs, "INTERLEAVED": True}, num_warps=4)
-    compile(_rope_append, {**heads, "ROPE_SIZE": 0, "BLOCK_PAIRS": 1, "FIRST_PART": 1, "INTERLEAVED": False}, num_warps=4)
+    bare = {"ROPE_SIZE": 0, "BLOCK_PAIRS": 1, "FIRST_PART": 1, "INTERLEAVED": False}
+    compile(_rope_append, {**heads, **bare}, num_warps=4)
 print("compiled")
 """
 
