@@ -106,6 +106,8 @@ def fill(
         arrays.logit_rows[:count] = wanted.rows
         arrays.logit_rows[count:sequences] = 0
     arrays.sample_slots[: len(sampling)] = sampling
+    # What padding samples goes to the entry behind all slots' last tokens.
+    arrays.sample_slots[len(sampling) : sequences] = first_source - 1
     if plan.groups is not None:
         groups = len(plan.groups.lengths)
         arrays.group_starts[: groups + 1] = plan.groups.starts

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo_server.engine.cost import StepCost
+from octavo_server.engine.digests import RecentChains
 from octavo_server.engine.grammars import Grammars
 from octavo_server.engine.messages import Abort, Finished, Message, Outputs, PlainOutputs, RequestOutput, Stats, Submit
 from octavo_server.engine.plan import StepPlan
@@ -88,6 +89,7 @@ class Engine:
         self._max_length = max_length
         self._vocabulary = vocabulary
         self._requests: dict[int, Request] = {}
+        self._chains = RecentChains(scheduler.limits.block_size)
         self._arrivals = 0
         self._steps = 0
         self._prompt_tokens = 0
@@ -128,6 +130,7 @@ class Engine:
                 block_size=self.scheduler.limits.block_size,
                 max_length=self._max_length,
                 vocabulary=self._vocabulary,
+                chains=self._chains,
             )
         except (ValueError, TypeError) as error:
             return [(connection, Finished(message.request_id, "error", str(error)))]

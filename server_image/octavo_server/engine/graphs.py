@@ -2,7 +2,8 @@
 
 A graph of `tokens` tokens takes as many sequences as its kind allows; what a step does not use is padding that writes
 nothing. `plain` steps take the attention kernel for short parts alone, `long` ones also that for long parts (and fewer
-sequences, which is how the plan knows), `shared` ones read common prefixes once.
+sequences, which is how the plan knows), `shared` ones read common prefixes once. `little` ones are plain ones that
+read few cached tokens, for which attention is laid out otherwise.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ LONG_PART_TOKENS = 32
 _TOKENS = {
     "plain": (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512),
     "long": (64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 2048),
+    "little": (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256),
     "shared": (8, 16, 32, 64, 128, 256, 384, 512),
 }
 
@@ -69,6 +71,8 @@ class StepGraphs:
         self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._sizes: dict[str, list[Bucket]] = {}
         self._pool: Any = None
+        self.little_tokens = 0
+        """Cached tokens that a step of the kind `little` reads at most."""
 
     def capture(self, wanted: Iterable[Bucket], run: Callable[[Bucket], torch.Tensor]) -> None:
         """Captures `run` for each bucket; it is called once before, which compiles and allocates what stays."""
@@ -116,6 +120,8 @@ class StepGraphs:
             found = self._at_least(tokens, rows, "long")
         elif plan.groups is not None:
             found = self._at_least(tokens, rows, "shared")
+        elif int(plan.starts.sum()) + tokens <= self.little_tokens:
+            found = self._at_least(tokens, rows, "little")
         return found or self._at_least(tokens, rows, "plain")
 
     def most_tokens(self, tokens: int) -> int:

@@ -10,10 +10,15 @@ from octavo_server.engine.plan import StepPlan
 
 
 class PageTable:
-    """`table`: int32 `[slots, columns]`; entries that a slot does not use are 0."""
+    """`table`: int32 `[slots, columns]`; entries that a slot does not use are 0.
+
+    spare: a place behind the table, where changes that a graph makes for nothing go.
+    """
 
     def __init__(self, slots: int, columns: int, device: torch.device) -> None:
-        self.table = torch.zeros(slots, columns, dtype=torch.int32, device=device)
+        self._flat = torch.zeros(slots * columns + 1, dtype=torch.int32, device=device)
+        self.table = self._flat[:-1].view(slots, columns)
+        self.spare = slots * columns
         self._columns = columns
         # What the device has, per slot: entries other than 0, and the admission that they belong to.
         self._sent = np.zeros(slots, np.int64)
@@ -55,7 +60,7 @@ class PageTable:
     def write(self, places: torch.Tensor, pages: torch.Tensor) -> None:
         """Queues the change of these entries; int64 and int32 `[n]` on the device."""
         if len(places):
-            self.table.view(-1).index_copy_(0, places, pages)
+            self._flat.index_copy_(0, places, pages)
 
     def forget(self) -> None:
         """Clears the table; only while no request runs."""

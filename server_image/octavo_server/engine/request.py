@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from octavo_server.engine.digests import TOKEN_BYTES, digest_seed, digests, extend
+from octavo_server.engine.digests import TOKEN_BYTES, RecentChains, digest_seed, extend
 from octavo_server.engine.grammars import GrammarState
 from octavo_server.engine.messages import SamplingParams, Submit, TokenLogprobs
 from octavo_server.engine.slots import STOP_IDS, SlotTable
@@ -130,8 +130,12 @@ def make_request(
     block_size: int,
     max_length: int,
     vocabulary: int,
+    chains: RecentChains | None = None,
 ) -> Request:
-    """Checks a Submit and makes its request; raises ValueError with field, value and limit."""
+    """Checks a Submit and makes its request; raises ValueError with field, value and limit.
+
+    chains: what was hashed for the last prompts.
+    """
     prompt = _tokens("prompt_token_ids", submit.prompt_token_ids, vocabulary)
     resumed = _tokens("resume_token_ids", submit.resume_token_ids, vocabulary)
     sampling = submit.sampling
@@ -159,7 +163,9 @@ def make_request(
     tokens[: len(prompt)] = prompt
     tokens[len(prompt) : len(prompt) + len(resumed)] = resumed
     seed = submit.digest_seed or digest_seed()
-    chain = list(submit.block_digests) or digests(submit.prompt_token_ids, block_size, seed)
+    chain = list(submit.block_digests)
+    if not chain:
+        chain = (chains or RecentChains(block_size)).digests(submit.prompt_token_ids, seed)
     return Request(
         request_id=submit.request_id,
         connection=connection,

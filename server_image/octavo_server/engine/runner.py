@@ -22,7 +22,7 @@ from octavo_server.engine.graphs import MAX_GRAPH_TOKENS, Bucket, StepGraphs, bu
 from octavo_server.engine.messages import TokenLogprobs
 from octavo_server.engine.pages import PageTable
 from octavo_server.engine.plan import StepPlan, empty_plan
-from octavo_server.engine.sampler import LogprobTensors, RowRules, choose, logprob_tensors, to_device
+from octavo_server.engine.sampler import LogprobTensors, RowRules, choose, largest, logprob_tensors, to_device
 from octavo_server.engine.slots import SlotTable
 from octavo_server.engine.staging import Arrays, Staging, Tensors
 from octavo_server.models.decoder import Decoder, StepTensors
@@ -32,6 +32,10 @@ _PAGE_UPDATES = (2048, 16384)
 _EAGER_TOKENS = 512
 """Attention is planned for multiples of this, so that few different plans are kept."""
 _EAGER_SEQUENCES = 16
+_LITTLE_BYTES = 1 << 28
+"""Of a layer's keys and values: up to here a step counts as one that reads little."""
+_MARKS = 8
+"""Events that take turns: two per step, and a step is collected before the next but one is launched."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class Runner:
         )
         self.pages = PageTable(max_sequences, -(-max_length // block_size), device)
         self.graphs = StepGraphs()
+        self.graphs.little_tokens = _LITTLE_BYTES // (2 * spec.kv_heads * spec.head_size * kv_dtype.itemsize)
         self._on_gpu = device.type == "cuda"
         self.overlaps = self._on_gpu
         """Whether a step may be launched before the one before it was collected."""
@@ -110,6 +115,13 @@ class Runner:
         self._turn = 0
         if self._on_gpu:
             self._homes = [torch.empty(max_sequences, dtype=torch.int64, pin_memory=True) for _ in range(2)]
+            self._marks = [
+                torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                for _ in range(_MARKS)
+            ]
+        self._marked = 0
+        # The largest logit of each row of a graph's step: its token, where nothing but greedy choices are asked for.
+        self._greedy = torch.zeros(self._small.sequences, dtype=torch.int64, device=device)
         self.pool: list[torch.Tensor] = []
         self.make_pool(blocks)
 
@@ -170,23 +182,35 @@ class Runner:
                 sequences = min(self._max_sequences, max(_EAGER_SEQUENCES, 1 << (len(plan) - 1).bit_length()))
             self._fill(arrays, plan, wanted, staging, tokens, sequences)
             updates = self.pages.collect(plan, arrays.places, arrays.pages)
-            begun = self._mark()
-            staging.send()
+            count = len(wanted.places)
             tensors = staging.tensors
+            begun = self._mark()
+            if bucket is not None:
+                arrays.places[updates:] = self.pages.spare
+                staging.send()
+                logits = self.graphs.replay(bucket)[: len(wanted.rows)]
+                flight = Flight(plan, wanted, logits, tensors.sample_slots[:count], begun, bucket=bucket)
+                if count and _all_greedy(plan, logits.shape[1]):
+                    flight.tokens = self._home(self._greedy[:count])
+                    flight.ended = self._mark()
+                return flight
+            staging.send()
             self.pages.write(tensors.places[:updates], tensors.pages[:updates])
             if staging is not self._small:
                 staging.last_tokens.copy_(self._small.last_tokens)
-            if bucket is not None:
-                logits = self.graphs.replay(bucket)[: len(wanted.rows)]
-            else:
-                rows = self._logit_rows(tensors, wanted, tokens)
-                shared = self._on_gpu and plan.groups is not None
-                logits = self._forward(tensors, tokens, sequences, rows, shared=shared)
-            count = len(wanted.places)
-            return Flight(plan, wanted, logits, tensors.sample_slots[:count], begun, bucket=bucket)
+            rows = self._logit_rows(tensors, wanted, tokens)
+            shared = self._on_gpu and plan.groups is not None
+            kv_tokens = int(plan.starts.sum()) + plan.tokens
+            logits = self._forward(tensors, tokens, sequences, rows, shared=shared, kv_tokens=kv_tokens)
+            return Flight(plan, wanted, logits, tensors.sample_slots[:count], begun)
 
     def sample(self, flight: Flight) -> None:
-        """Queues sampling; all tokens of earlier steps must be appended to their requests by now."""
+        """Queues sampling; all tokens of earlier steps must be appended to their requests by now.
+
+        Where all rows are greedy and follow no rule of their own, a graph has chosen already.
+        """
+        if flight.tokens is not None:
+            return
         with torch.inference_mode():
             plan, wanted, logits = flight.plan, flight.wanted, flight.logits
             for row, place, count in wanted.prompts:
@@ -232,7 +256,8 @@ class Runner:
     def _mark(self) -> torch.cuda.Event | float:
         if not self._on_gpu:
             return time.monotonic()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._marked = (self._marked + 1) % _MARKS
+        event = self._marks[self._marked]
         event.record()
         return event
 
@@ -248,15 +273,27 @@ class Runner:
         none = np.zeros(0, np.int64)
         arrays, plan = staging.begin(), empty_plan(SlotTable(1))
         self._fill(arrays, plan, Wanted(none, none, []), staging, tokens, sequences)
+        arrays.places[:] = self.pages.spare
         staging.send()
 
     def _padding_step(self, bucket: Bucket) -> torch.Tensor:
-        """A step of a bucket's size that consists of padding; a captured one computes whatever is sent later."""
+        """A step of a bucket's size that consists of padding; a captured one computes whatever is sent later.
+
+        It ends with the largest logits as last tokens; rows that are sampled otherwise overwrite theirs after it.
+        """
         if not torch.cuda.is_current_stream_capturing():
             self._send_padding(self._small, bucket.tokens, bucket.sequences)
         tensors, shared = self._small.tensors, bucket.kind == "shared"
+        self.pages.write(tensors.places, tensors.pages)
         rows = tensors.logit_rows[: bucket.sequences]
-        return self._forward(tensors, bucket.tokens, bucket.sequences, rows, shared=shared, exact=True)
+        kv_tokens = self.graphs.little_tokens if bucket.kind == "little" else None
+        logits = self._forward(
+            tensors, bucket.tokens, bucket.sequences, rows, shared=shared, exact=True, kv_tokens=kv_tokens
+        )
+        chosen = largest(logits)
+        self._small.last_tokens.index_copy_(0, tensors.sample_slots[: bucket.sequences], chosen)
+        self._greedy[: bucket.sequences].copy_(chosen)
+        return logits
 
     def _fill(
         self, arrays: Arrays, plan: StepPlan, wanted: Wanted, staging: Staging, tokens: int, sequences: int
@@ -272,9 +309,18 @@ class Runner:
         )
 
     def _plan_attention(
-        self, tensors: Tensors, tokens: int, sequences: int, *, shared: bool = False, exact: bool = False
+        self,
+        tensors: Tensors,
+        tokens: int,
+        sequences: int,
+        *,
+        shared: bool = False,
+        exact: bool = False,
+        kv_tokens: int | None = None,
     ) -> None:
-        """exact: for this number of tokens, which graphs are captured for; else for one of few numbers above it."""
+        """exact: for this number of tokens, which graphs are captured for; else for one of few numbers above it.
+        kv_tokens: cached tokens, the new ones included, at most; None = what the page table has room for.
+        """
         bound = tokens
         if self._on_gpu and not exact:
             bound = min(-(-tokens // _EAGER_TOKENS) * _EAGER_TOKENS, self._max_tokens)
@@ -284,6 +330,7 @@ class Runner:
             self.pages.table,
             tensors.slots[:sequences],
             tokens=bound,
+            kv_tokens=kv_tokens,
             groups=SharedPrefixes(tensors.group_starts, tensors.group_lengths) if shared else None,
         )
 
@@ -296,9 +343,10 @@ class Runner:
         *,
         shared: bool = False,
         exact: bool = False,
+        kv_tokens: int | None = None,
     ) -> torch.Tensor:
         """Plans attention and runs the model on what the staging area holds."""
-        self._plan_attention(tensors, tokens, sequences, shared=shared, exact=exact)
+        self._plan_attention(tensors, tokens, sequences, shared=shared, exact=exact, kv_tokens=kv_tokens)
         step = StepTensors(
             tokens=tensors.table[tensors.sources[:tokens]],
             positions=tensors.positions[:tokens],
@@ -356,3 +404,11 @@ class Runner:
         following = to_device(request.tokens[start + 1 : end].astype(np.int64), self.device)
         rows = logits[: len(following)].log_softmax(dim=1)
         return logprob_tensors(rows, following, request.sampling.prompt_logprobs)
+
+
+def _all_greedy(plan: StepPlan, columns: int) -> bool:
+    """Whether each sampling row takes its largest logit of all `columns`, and nothing else is asked of its logits."""
+    table, slots = plan.table, plan.slots[plan.samples]
+    sizes = table.vocabulary[slots]
+    ruled = table.special[slots] | table.adjusted[slots] | (table.temperature[slots] > 0)
+    return not bool((ruled | ((sizes > 0) & (sizes < columns))).any())

@@ -23,6 +23,8 @@ from octavo_server.engine.request import Request
 
 _FIRST_CANDIDATES = 512
 _ROWS_AT_ONCE = 256
+_PARTS = 512
+"""Parts of rows whose largest logits a GPU finds side by side: a row of its own keeps one multiprocessor of many."""
 _BAD_WORD_PENALTY = 1e9
 """Probability 0 beside any other token, and still a way on where a grammar allows nothing else."""
 
@@ -59,13 +61,26 @@ def choose(logits: torch.Tensor, requests: Sequence[Request], rules: RowRules) -
         _adjust(logits[row], requests[row])
     drawn = np.flatnonzero(rules.temperature > 0)
     if len(drawn) == 0:
-        return logits.argmax(dim=1)
+        return largest(logits)
     if len(drawn) == len(requests):
         return _draw_in_parts(logits, requests)
     index = to_device(drawn, logits.device)
-    tokens = logits.argmax(dim=1)
+    tokens = largest(logits)
     tokens[index] = _draw_in_parts(logits[index], [requests[row] for row in drawn.tolist()])
     return tokens
+
+
+def largest(logits: torch.Tensor) -> torch.Tensor:
+    """int64 `[rows]`: the first of each row's largest logits, `[rows, vocabulary]`."""
+    rows, columns = logits.shape
+    parts = 1
+    while logits.device.type != "cpu" and 2 * parts * rows <= _PARTS and columns % (2 * parts) == 0:
+        parts *= 2
+    if parts == 1:
+        return logits.argmax(dim=1)
+    values, places = logits.view(rows * parts, columns // parts).max(dim=1)
+    best = values.view(rows, parts).argmax(dim=1, keepdim=True)
+    return (places.view(rows, parts).gather(1, best) + best * (columns // parts)).squeeze(1)
 
 
 def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

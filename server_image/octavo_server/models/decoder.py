@@ -65,7 +65,8 @@ class Decoder:
     def forward(self, step: StepTensors, attention: PagedAttention, pool: list[torch.Tensor]) -> torch.Tensor:
         """float32 logits `[rows, vocabulary]`; appends keys and values of all tokens to `pool` (one tensor per layer).
 
-        `attention` must be planned for this step.
+        `attention` must be planned for this step. Nothing follows the last layer but the wanted logits, so past its
+        keys and values it computes their rows alone: of a long prompt a whole layer less.
         """
         spec, epsilon = self.spec, self.spec.rms_epsilon
         count = step.tokens.shape[0]
@@ -85,13 +86,15 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             q, k, v = torch.split(layer.qkv(hidden).view(count, -1, spec.head_size), self._heads, dim=1)
             rope_append_kv(q, k, v, step.positions, self._cos_sin, pool[index], step.slot_mapping, plan=plan)
+            last = index + 1 == len(self._layers)
+            if last and step.logit_rows is not None and step.logit_rows.shape[0] == 0:
+                return torch.empty(0, spec.vocabulary_size, dtype=torch.float32, device=residual.device)
             attention.run(q, pool[index], out)
+            if last and step.logit_rows is not None:
+                flat_out, residual = flat_out[step.logit_rows], residual[step.logit_rows]
             hidden = rms_norm(layer.o(flat_out), layer.mlp_norm, epsilon, residual=residual)
             hidden = layer.down(silu_mul(layer.gate_up(hidden)))
-            last = index + 1 == len(self._layers)
             norm = self._final_norm if last else self._layers[index + 1].attention_norm
-            if last and step.logit_rows is not None:
-                hidden, residual = hidden[step.logit_rows], residual[step.logit_rows]
             hidden = rms_norm(hidden, norm, epsilon, residual=residual)
         return self._head(hidden)
 
