@@ -9,6 +9,7 @@ from octavo_kernels.norm import rms_norm
 from octavo_kernels.prefixes import detect_shared_prefix
 from octavo_kernels.sampling import Biases, Penalties, Sampler, SamplingRows, TokenLists, TokenMasks
 from octavo_kernels.shape import PAGE_SIZES, AttentionShape, AttentionVariant
+from octavo_kernels.tuner import tune
 
 __all__ = [
     "PAGE_SIZES",
@@ -33,4 +34,5 @@ __all__ = [
     "rms_norm",
     "rope_append_kv",
     "silu_mul",
+    "tune",
 ]
