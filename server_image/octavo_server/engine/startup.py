@@ -21,7 +21,9 @@ from octavo_server.engine.scheduler import Scheduler, SchedulerLimits
 from octavo_server.engine.sizes import CachePlan, Refusal, cache_plan, plan_length, weight_bytes
 from octavo_server.models.decoder import load_decoder
 from octavo_server.weights import ModelSource, open_model
+from octavo_server.weights.device_reader import DeviceReader
 from octavo_server.weights.dummy import DummyModel
+from octavo_server.weights.safetensors_model import SafetensorsModel
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -68,14 +70,21 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
     plan = plan_for(config.cache.pool_bytes or default_pool_bytes(config, device, weights))
     max_length = plan_length(spec, plan, config.model.max_length_tokens)
     _check_memory(device, weights, plan)
-    decoder = load_decoder(
-        source,
-        device=device,
-        dtype=dtype,
-        quantization=quantization,
-        max_length=max_length,
-        progress=lambda percent: progress(Progress("weights", percent)),
-    )
+    reader = DeviceReader(device) if device.type == "cuda" and isinstance(source, SafetensorsModel) else None
+    if reader is not None and isinstance(source, SafetensorsModel):
+        source.read_into(reader)
+    try:
+        decoder = load_decoder(
+            source,
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
+            max_length=max_length,
+            progress=lambda percent: progress(Progress("weights", percent)),
+        )
+    finally:
+        if reader is not None:
+            reader.close()
     progress(Progress("pool", 0))
     measured = device.type == "cuda"
     runner = Runner(

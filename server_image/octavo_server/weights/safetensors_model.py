@@ -13,6 +13,8 @@ from octavo_server.weights.spec import ModelError, ModelSpec, RopeSpec, unsuppor
 if TYPE_CHECKING:
     import torch
 
+    from octavo_server.weights.device_reader import DeviceReader, Reading
+
 _NAMES = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
 _LAYER_NAMES = {
     "attention_norm": "input_layernorm",
@@ -27,16 +29,34 @@ _LAYER_NAMES = {
 }
 _ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 _DTYPES = {"float32": "Float32", "bfloat16": "BFloat16", "float16": "Float16"}
+_STORED = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""A file's name of a float dtype → torch's."""
+_AHEAD_BYTES = 1 << 30
+"""What is read of later tensors while one is put in place."""
 
 
 class SafetensorsModel:
-    """Reads tensors one at a time from memory-mapped files, in their stored dtype."""
+    """Reads tensors one at a time in their stored dtype: from memory-mapped files, or straight into a device's memory.
+
+    After `read_into` tensors are on that device, and those that follow in a model's order are read ahead.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files = _tensor_files(folder)
         self.spec = _spec(folder, set(self._files), sum(path.stat().st_size for path in set(self._files.values())))
         self._open: dict[Path, Any] = {}
+        self._reader: DeviceReader | None = None
+        self._ahead: dict[str, Reading] = {}
+        self._entries: dict[Path, tuple[int, dict[str, Any]]] = {}
+        layers = range(self.spec.layers)
+        order = [f"layers.{layer}.{part}" for layer in layers for part in _LAYER_NAMES] + ["embed", "head"]
+        self._order = [name for name in order if self.has(name)]
+        self._next = 0
+
+    def read_into(self, reader: DeviceReader) -> None:
+        """From now on tensors come through `reader`, which the caller closes."""
+        self._reader = reader
 
     def has(self, name: str) -> bool:
         return _file_name(name) in self._files
@@ -52,6 +72,8 @@ class SafetensorsModel:
         path = self._files.get(_file_name(name))
         if path is None:
             raise ModelError("ModelUnreadable", f"model {self.folder}: tensor {_file_name(name)} is missing")
+        if self._reader is not None:
+            return self._through_reader(name, path)
         try:
             if path not in self._open:
                 self._open[path] = safe_open(path, framework="pt", device="cpu")
@@ -61,6 +83,51 @@ class SafetensorsModel:
         if not result.dtype.is_floating_point:
             raise ModelError("FormatUnsupported", f"model file {path}: {name} has dtype {result.dtype}, not a float")
         return result
+
+    def _through_reader(self, name: str, path: Path) -> torch.Tensor:
+        import torch
+
+        if name not in self._ahead:
+            self._ahead[name] = self._begin(name)
+        self._read_ahead(name)
+        try:
+            data = self._ahead.pop(name).wait()
+        except OSError as error:
+            raise ModelError("ModelUnreadable", f"model file {path}: {error}; fetch the file again") from error
+        entry = self._entry(path, _file_name(name))
+        stored = _STORED.get(str(entry["dtype"]))
+        if stored is None:
+            raise ModelError("FormatUnsupported", f"model file {path}: {name} has dtype {entry['dtype']}, not a float")
+        return data.view(getattr(torch, stored)).view([int(size) for size in entry["shape"]])
+
+    def _begin(self, name: str) -> Reading:
+        assert self._reader is not None
+        path = self._files[_file_name(name)]
+        begin, end = map(int, self._entry(path, _file_name(name))["data_offsets"])
+        try:
+            return self._reader.start(path, self._entries[path][0] + begin, end - begin)
+        except OSError as error:
+            raise ModelError("ModelUnreadable", f"model file {path}: {error}") from error
+
+    def _read_ahead(self, name: str) -> None:
+        """Begins to read what a model asks for after this tensor."""
+        if name in self._order:
+            self._next = max(self._next, self._order.index(name) + 1)
+        waiting = sum(reading.tensor.nbytes for reading in self._ahead.values())
+        while self._next < len(self._order) and waiting < _AHEAD_BYTES:
+            following = self._order[self._next]
+            self._next += 1
+            self._ahead[following] = self._begin(following)
+            waiting += self._ahead[following].tensor.nbytes
+
+    def _entry(self, path: Path, name: str) -> dict[str, Any]:
+        """dtype, shape and data_offsets of a tensor, which count from the end of the file's header."""
+        if path not in self._entries:
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                self._entries[path] = 8 + length, json.loads(file.read(length))
+        entry: dict[str, Any] = self._entries[path][1][name]
+        return entry
 
 
 def _file_name(name: str) -> str:
