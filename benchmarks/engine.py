@@ -35,6 +35,7 @@ from octavo_server.engine.messages import Outputs, SamplingParams, Submit  # noq
 from octavo_server.llm import LLM, GenerationParams  # noqa: E402
 
 from benchmarks.common import RESULTS, Row, write_result  # noqa: E402
+from benchmarks.engine_load import forget_files, load_seconds, read_file, write_weights  # noqa: E402
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -225,37 +226,102 @@ def trace(bench: Bench) -> None:
 
 
 KINDS = (
-    ("plan of attention", ("plan_short", "plan_long", "plan_merge", "searchsorted")),
+    ("plan of attention", ("plan_short", "plan_long", "plan_merge", "plan_rows")),
     ("attention", ("attend", "merge_lists", "_merge")),
     ("products", ("gemm", "cutlass", "gemv", "nvjet", "skinny", "splitK", "xmma")),
     ("norms", ("rms_norm",)),
     ("rotary embedding and append", ("rope_append",)),
     ("SiLU·mul", ("silu",)),
-    ("sampling", ("argmax", "reduce_kernel", "sample")),
+    ("sampling", ("argmax", "reduce_kernel", "sample", "ArgMax")),
 )
 
 
+@contextmanager
+def decode_steps(bench: Bench, prompts: Sequence[list[int]], steps: int) -> Iterator[Callable[[], None]]:
+    """Brings requests to where all of them generate, gives what runs some more steps, and ends them."""
+    engine = bench.llm.engine
+    greedy = SamplingParams(temperature=0.0)
+    for prompt in prompts:
+        data = b"".join(token.to_bytes(4, "little") for token in prompt)
+        engine.submit(0, Submit(bench.llm.take_id(), data, greedy, 4 * steps + 100))
+    traces: list[StepTrace] = []
+    engine.observer = traces.append
+    while not (traces and traces[-1].rows == traces[-1].tokens == len(prompts)):
+        engine.step()
+    engine.observer = None
+    for _ in range(4):
+        engine.step()
+
+    def run() -> None:
+        for _ in range(steps):
+            engine.step()
+        torch.cuda.synchronize()
+
+    try:
+        yield run
+    finally:
+        engine.drop_connection(0)
+        while engine.busy:
+            engine.step()
+
+
 def profile(bench: Bench) -> None:
-    """Device time by kind of kernel over some decode steps, from the profiler's trace."""
+    """Device time by kind of kernel over some steps in which all requests generate, from the profiler's trace."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    for count, context in ((1, 128), (64, 128), (256, 512)):
-        bench.generate([bench.prompt(context) for _ in range(count)], 4)
-        with profiler(activities=[ProfilerActivity.CUDA]) as found:
-            bench.generate([bench.prompt(16) for _ in range(count)], 33)
+    prefix = bench.prompt(8192)
+    cases = (
+        ("1", [bench.prompt(128)]),
+        ("64", [bench.prompt(128) for _ in range(64)]),
+        ("256 with 384 cached tokens", [bench.prompt(384) for _ in range(256)]),
+        ("64 that share an 8k prefix", [prefix + bench.prompt(128) for _ in range(64)]),
+    )
+    steps = 16
+    for name, prompts in cases:
+        with decode_steps(bench, prompts, steps) as run, profiler(activities=[ProfilerActivity.CUDA]) as found:
+            run()
         times: dict[str, float] = defaultdict(float)
-        names: dict[str, float] = defaultdict(float)
         for event in found.key_averages():
             kind = next((kind for kind, words in KINDS if any(word in event.key for word in words)), "other")
             times[kind] += event.self_device_time_total
-            names[event.key[:70]] += event.self_device_time_total
         total = sum(times.values())
         by_time = sorted(times.items(), key=lambda item: -item[1])
-        note = ", ".join(f"{kind} {100 * one / total:.1f} %" for kind, one in by_time)
-        longest = sorted(names.items(), key=lambda item: -item[1])[:16]
-        print(f"profile {count}", [(name, f"{one / 33:.0f} µs") for name, one in longest], flush=True)
-        bench.add(f"kernels of a step of {count}", "ms", total / 33 / 1000, None, note=note, better="lower")
+        note = ", ".join(f"{kind} {one / steps / 1000:.3f} ms ({100 * one / total:.1f} %)" for kind, one in by_time)
+        longest = sorted(found.key_averages(), key=lambda event: -event.self_device_time_total)[:14]
+        shown = [(one.key[:50], f"{one.self_device_time_total / steps:.0f} µs", one.count // steps) for one in longest]
+        print(f"profile {name}", shown, flush=True)
+        bench.add(f"kernels of a step of {name}", "ms", total / steps / 1000, None, note=note, better="lower")
+
+
+def load_rate(bench: Bench) -> None:
+    """Weights from a file into the GPU, beside what bus and disk give: 5.5 GB in the shape of an 8B model's tensors."""
+    shape = {**LLAMA_8B, "num_hidden_layers": 8}
+    with tempfile.TemporaryDirectory() as folder:
+        size = write_weights(Path(folder), shape)
+        pinned = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
+        target = torch.empty_like(pinned, device="cuda")
+        target.copy_(pinned)
+        torch.cuda.synchronize()
+        begun = time.monotonic()
+        for _ in range(8):
+            target.copy_(pinned, non_blocking=True)
+        torch.cuda.synchronize()
+        bus = 8 * pinned.nbytes / (time.monotonic() - begun)
+        del target
+        cached = size / load_seconds(Path(folder))
+        note = (
+            f"file in the page cache; {cached / 1e9:.1f} of {bus / 1e9:.1f} GB/s that copies from pinned memory reach"
+        )
+        bench.add("weights from a file: share of the bus's rate", "%", 100 * cached / bus, 80, note=note)
+        if forget_files():
+            begun = time.monotonic()
+            read_file(Path(folder) / "model.safetensors")
+            disk = size / (time.monotonic() - begun)
+            forget_files()
+            cold = size / load_seconds(Path(folder))
+            note = f"file not in the page cache; {cold / 1e9:.2f} of {disk / 1e9:.2f} GB/s that 8 readers reach"
+            bench.add("weights from a file: share of the disk's rate", "%", 100 * cold / disk, 80, note=note)
 
 
 def profile_prompt(bench: Bench) -> None:
@@ -331,6 +397,7 @@ WORKLOADS: tuple[tuple[Callable[[Bench], None], float], ...] = (
     (arrivals, 30),
     (first_token_130k, 25),
     (trace, 20),
+    (load_rate, 60),
 )
 
 
@@ -341,6 +408,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="also the profiler's times by kind of kernel")
     parser.add_argument("--products", action="store_true", help="also the products of a step by number of rows")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the result file")
+    parser.add_argument("--cache", default="as found", help="what to say of the kernel cache: warm, cold")
     parser.add_argument("--small", action="store_true", help="a tiny model and short prompts: a try without a GPU")
     arguments = parser.parse_args()
     if not torch.cuda.is_available() and not arguments.small:
@@ -355,12 +423,18 @@ def main() -> None:
     print(f"stages in s: {stages}", flush=True)
     print(f"ready {start:.1f} s after the program's start; {llm.ready.capacity_tokens} tokens of cache", flush=True)
     if arguments.start:
+        if arguments.cache == "cold":
+            Path(arguments.results / "cold-start.txt").write_text(f"{start:.1f}")
         return
     limits = "" if arguments.small else ceilings()
     print(limits, flush=True)
-    bench = Bench(llm, int(shape["vocab_size"]), 100 if arguments.small else 1, arguments.results, limits)
+    bench = Bench(llm, int(str(shape["vocab_size"])), 100 if arguments.small else 1, arguments.results, limits)
     bench.generate([bench.prompt(128) for _ in range(8)], 16)
     bench.add("start to Ready, dummy weights", "s", start, 25, 79, f"kernel cache as found; {limits}", better="lower")
+    cold = arguments.results / "cold-start.txt"
+    if cold.exists():
+        note = "no kernel compiled before; a run of its own before this one"
+        bench.add("start to Ready, no compiled kernels", "s", float(cold.read_text()), 60, note=note, better="lower")
     extra = [(profile, 60.0), (profile_prompt, 20.0)] * arguments.profile + [(products, 60.0)] * arguments.products
     for workload, seconds in (*extra, *WORKLOADS):
         if (
