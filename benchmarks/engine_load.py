@@ -30,8 +30,11 @@ def write_weights(folder: Path, shape: dict[str, Any]) -> int:
         "input_layernorm": (hidden,),
         "post_attention_layernorm": (hidden,),
     }
-    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens": (shape["vocab_size"], hidden), "lm_head": (shape["vocab_size"], hidden),
-               "model.norm": (hidden,)}  # fmt: skip
+    tensors: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens": (shape["vocab_size"], hidden),
+        "lm_head": (shape["vocab_size"], hidden),
+        "model.norm": (hidden,),
+    }
     for layer in range(shape["num_hidden_layers"]):
         tensors |= {f"model.layers.{layer}.{name}": size for name, size in parts.items()}
     header, at = {}, 0
