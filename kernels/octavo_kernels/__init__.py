@@ -9,6 +9,7 @@ from octavo_kernels.norm import rms_norm
 from octavo_kernels.prefixes import detect_shared_prefix
 from octavo_kernels.sampling import Biases, Penalties, Sampler, SamplingRows, TokenLists, TokenMasks
 from octavo_kernels.shape import PAGE_SIZES, AttentionShape, AttentionVariant
+from octavo_kernels.skinny import SkinnyProducts
 from octavo_kernels.tuner import tune
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Sampler",
     "SamplingRows",
     "SharedPrefixes",
+    "SkinnyProducts",
     "TokenDescriptions",
     "TokenLists",
     "TokenMasks",

@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 from octavo_kernels.triton_append import _rope_append
 from octavo_kernels.triton_fused import _rms_norm, _silu_mul
 from octavo_kernels.triton_sampling import add_biases, measure_and_draw, penalize
+from octavo_kernels.triton_skinny import skinny_product
 from octavo_kernels.triton_truncation import truncate_and_draw
 
 ARCHITECTURE, KIND = int(sys.argv[1]), sys.argv[2]
@@ -88,6 +89,10 @@ else:
     compile(_rope_append, {**heads, **pairs, "INTERLEAVED": True}, num_warps=4)
     bare = {"ROPE_SIZE": 0, "BLOCK_PAIRS": 1, "FIRST_PART": 1, "INTERLEAVED": False}
     compile(_rope_append, {**heads, **bare}, num_warps=4)
+    halves = dict.fromkeys(("bias_ptr", "residual_ptr", "out_ptr"), "*fp16") | {"partial_ptr": "*fp32"}
+    tiles = {"BLOCK_N": 64, "BLOCK_K": 64, "ROWS": 16, "STAGES": 3, "OVERLAP": ARCHITECTURE >= 90}
+    compile(skinny_product, {**tiles, "GATED": True, "EVEN": True}, halves, num_warps=4)
+    compile(skinny_product, {**tiles, "GATED": False, "EVEN": False, "bias_ptr": None}, halves, num_warps=4)
 print("compiled")
 """
 
