@@ -55,6 +55,10 @@ def _burn(rule: str, short: str, long: str, factor: float) -> str:
     return f"{rule}{short} > {limit} and {rule}{long} > {limit}"
 
 
+def _condition(selector: str) -> str:
+    return f"max by (namespace, service, reason) (octavo_service_condition{{{selector}}}) == 1"
+
+
 RECORDINGS = (
     Recording("octavo:replicas_ready:count", f"count {BY} (octavo_build_info)"),
     Recording(
@@ -158,6 +162,40 @@ ALERTS = (
         f"max {BY} (octavo_scaling_unknown_pods) > 0",
         f"{WHO}: scaling is held",
         "The operator has no fresh metrics of {{ $value }} serving pods, and neither adds nor removes on a guess.",
+    ),
+    Alert(
+        "OctavoFetchFailing",
+        "warning",
+        "10m",
+        _condition('type="ModelReady",status="False",reason!~"Fetching|CheckPending"'),
+        f"{WHO}: the model can't be had: {{{{ $labels.reason }}}}",
+        "The check or the download of the model fails for 10 minutes. Replicas that run go on; new ones can't start.",
+    ),
+    Alert(
+        "OctavoRolloutStuck",
+        "warning",
+        "15m",
+        # What other alerts speak of is left to them.
+        _condition('type="Progressing",status="False",reason!="WaitingForAccelerator"')
+        + f' unless {ON} (octavo_service_condition{{type=~"ModelReady|NodeTypesResolved",status="False"}} == 1)',
+        f"{WHO}: the rollout is stuck: {{{{ $labels.reason }}}}",
+        "Replicas of the present spec do not become ready for 15 minutes. What served before serves on.",
+    ),
+    Alert(
+        "OctavoWaitingForAccelerator",
+        "warning",
+        "15m",
+        _condition('type=~"Progressing|ScalingActive",reason="WaitingForAccelerator"'),
+        f"{WHO}: no accelerator is free",
+        "A replica waits for an accelerator for 15 minutes; the condition's message names the kind.",
+    ),
+    Alert(
+        "OctavoCalibrationFailing",
+        "info",
+        "1h",
+        "max(octavo_operator_calibrations_failing) > 0",
+        "Block sizes can't be measured",
+        "{{ $value }} TuningProfiles have no result, and their last calibration failed. The default block size serves.",
     ),
     Alert(
         "OctavoNodeTypesUnresolved",

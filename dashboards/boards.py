@@ -305,6 +305,19 @@ SCALING = Board(
                     ((f"max {BY} (octavo_scaling_capacity_tokens{SERIES})", NAME),),
                 ),
                 Panel(
+                    "Services by readiness",
+                    "How many are Ready, and for which reason the others are not.",
+                    "short",
+                    (
+                        (
+                            f'count by (status, reason) (octavo_service_condition{SERIES[:-1]},type="Ready"}})',
+                            "{{status}} {{reason}}",
+                        ),
+                    ),
+                    stacked=True,
+                    runbook="OctavoRolloutStuck",
+                ),
+                Panel(
                     "Pods without fresh metrics",
                     "Serving pods that the operator can't read. Their load is unknown, and scaling is held.",
                     "short",
@@ -390,6 +403,13 @@ NODE_TYPES = Board(
                     "short",
                     (("max by (resolved) (octavo_operator_services)", "{{resolved}}"),),
                     runbook="OctavoNodeTypesUnresolved",
+                ),
+                Panel(
+                    "Calibrations that fail",
+                    "TuningProfiles without a result whose last calibration failed; the default block size serves.",
+                    "short",
+                    (("max(octavo_operator_calibrations_failing)", "profiles"),),
+                    runbook="OctavoCalibrationFailing",
                 ),
                 Panel(
                     "Nodes whose labels can't be read",

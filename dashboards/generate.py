@@ -9,13 +9,12 @@ import yaml
 
 from .alerts import ALERTS, RECORDINGS
 from .boards import BOARDS
-from .panels import SITE, render
+from .panels import RUNBOOKS, render
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "dashboards"
 CHART = ROOT / "charts" / "octavo" / "files"
 RULES = "octavo.rules.yaml"
-RUNBOOKS = f"{SITE}/runbooks"
 
 
 def rule_groups() -> dict[str, Any]:

@@ -11,8 +11,8 @@ from grafana_foundation_sdk.builders import prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common, dashboard
 
-SITE = "https://octavo.dev"
-"""Where docs/ is published; the chart's runbookBase takes its place in alerts."""
+RUNBOOKS = "docs/runbooks"
+"""The folder in the sources; the chart puts its value `runbookBase` in its place."""
 COLUMNS, HEIGHT = 24, 8
 SERIES = '{namespace=~"$namespace",service=~"$service"}'
 """Selector of everything that belongs to one service."""
@@ -70,7 +70,7 @@ def _fill(made: timeseries.Panel | stat.Panel, panel: Panel) -> timeseries.Panel
     if panel.high is not None:
         made.max(panel.high)
     if panel.runbook:
-        made.links([_link(f"Runbook: {panel.runbook}", f"{SITE}/runbooks/{panel.runbook}/")])
+        made.links([_link(f"Runbook: {panel.runbook}", f"{RUNBOOKS}/{panel.runbook}/")])
     for number, (expression, legend) in enumerate(panel.queries):
         query = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(chr(ord("A") + number))
         made.with_target(query.datasource(_source()))
@@ -122,7 +122,7 @@ def render(board: Board) -> str:
         .time("now-1h", "now")
         .timezone("browser")
         .readonly()
-        .link(_link("Runbooks", f"{SITE}/runbooks/"))
+        .link(_link("Runbooks", f"{RUNBOOKS}/"))
     )
     _with_variables(made, board)
     for title, panels in board.rows:

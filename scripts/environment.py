@@ -23,7 +23,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "octavo-environment"
 REQUIREMENTS = ROOT / "requirements" / "dev.txt"
-PACKAGES = ("kernels", "server_image", "operator", "localcluster")
+PACKAGES = ("kernels", "server_image", "operator", "localcluster", "cli")
 OLDEST_PYTHON = (3, 11)
 
 
@@ -93,7 +93,7 @@ def bootstrap_uv() -> str:
 
 
 def install(uv: str) -> None:
-    """The pinned requirements, then Octavo's four packages, editable."""
+    """The pinned requirements, then Octavo's packages, editable."""
     say("installing the pinned requirements (a first time downloads about 3 GB, mostly torch)")
     target = ["--python", str(PYTHON)]
     # The set is complete: resolving it again would only pull in what the overrides leave out on purpose.

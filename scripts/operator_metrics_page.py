@@ -12,8 +12,9 @@ PAGE = ROOT / "docs" / "reference" / "operator-metrics.md"
 HEAD = """# Metrics of the operator
 
 `GET /metrics` on port 8080 of the operator's pod. Series with `namespace` and `service` speak of one InferenceService
-and exist for services that load has a say in. Generated from the operator's registry; the server's metrics are in
-[Metrics of the server](metrics.md).
+and exist for services that load has a say in, `octavo_service_condition` for all; a reason that is not one of the
+[listed ones](../how-to/why-is-it-not-ready.md) is `Other` there. Generated from the operator's registry; the server's
+metrics are in [Metrics of the server](metrics.md).
 
 | name | type | labels | meaning |
 |---|---|---|---|

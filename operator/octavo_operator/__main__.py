@@ -24,6 +24,7 @@ from .settings import (
     parse_catalogue,
     read_catalogue,
     read_egress,
+    read_proxy,
 )
 
 REFUSED, FAILED = 2, 1
@@ -99,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
         )
         _add(command, "--calibration-seconds", type=int, default=300, what="time that a calibration may measure")
         _add(command, "--egress", default="", metavar="CIDR=PORT,…", what="where pods that fetch a model may connect")
+        _add(command, "--pull-secrets", default="", metavar="A,B", what="Secrets that pull the images of model pods")
+        _add(command, "--model-proxy", default="", metavar="URL", what="proxy of the containers that fetch models")
+        _add(command, "--model-no-proxy", default="", metavar="A,B", what="hosts that they reach without it")
         _add(command, "--image-prefixes", default="", metavar="A,B", what="what pinned images may begin with; * = all")
         _add(
             command,
@@ -172,6 +176,8 @@ def _settings(flags: argparse.Namespace, images: tuple[CatalogueImage, ...] | No
         nodes_access=flags.nodes_access == "Enabled",
         account_folder=account_folder(os.environ),
         egress=read_egress(flags.egress),
+        pull_secrets=_listed(flags.pull_secrets),
+        proxy=read_proxy(flags.model_proxy, flags.model_no_proxy),
         image_prefixes=_listed(flags.image_prefixes),
         argument_prefixes=_listed(flags.argument_prefixes),
         priority_classes=_listed(flags.priority_classes),

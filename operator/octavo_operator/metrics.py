@@ -24,4 +24,15 @@ NODES_UNREAD = Gauge("octavo_operator_nodes_unread", "Nodes with labels that cou
 SERVICES_WITH_FALLBACK = Gauge(
     "octavo_operator_kernel_fallback_services", "InferenceServices with slower kernels", registry=REGISTRY
 )
+SERVICE_CONDITION = Gauge(
+    "octavo_service_condition",
+    "1 for each condition of an InferenceService as it is now",
+    ["namespace", "service", "type", "status", "reason"],
+    registry=REGISTRY,
+)
+CALIBRATIONS_FAILING = Gauge(
+    "octavo_operator_calibrations_failing",
+    "TuningProfiles without a result whose last calibration failed",
+    registry=REGISTRY,
+)
 LEADER = Gauge("octavo_operator_leader", "1 while this process holds the Lease", registry=REGISTRY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -42,6 +43,8 @@ class Settings:
     monitoring_namespace: str | None = None
     gateway_namespace: str | None = None
     egress: tuple[Egress, ...] = ()
+    pull_secrets: tuple[str, ...] = ()
+    proxy: tuple[tuple[str, str], ...] = ()
     image_prefixes: tuple[str, ...] = ()
     argument_prefixes: tuple[str, ...] = SAFE_ARGUMENTS
     priority_classes: tuple[str, ...] = ()
@@ -92,6 +95,17 @@ def read_egress(text: str) -> tuple[Egress, ...]:
         if not 1 <= found[-1].port <= 65535:
             raise SettingsError(f"--egress {part}: the port must lie between 1 and 65535")
     return tuple(found)
+
+
+def read_proxy(address: str, without: str) -> tuple[tuple[str, str], ...]:
+    """Variables of the containers that fetch models; raises SettingsError."""
+    if not address:
+        return ()
+    if not re.fullmatch(r"https?://[^\s/@]+(:[0-9]+)?/?", address):
+        raise SettingsError(
+            f"--model-proxy {address}: must be http:// or https://, a host and a port, without a password"
+        )
+    return (("HTTPS_PROXY", address), ("HTTP_PROXY", address), *((("NO_PROXY", without),) if without else ()))
 
 
 def account_folder(environment: Mapping[str, str]) -> Path:

@@ -27,6 +27,11 @@ MATRIX: dict[str, dict[str, Any]] = {
         "replicas": 2,
         "image": {"repository": "registry.example/octavo-operator", "digest": "sha256:" + "0" * 64},
         "imagePullSecrets": [{"name": "pull"}],
+        "models": {
+            "imagePullSecrets": [{"name": "pull"}, {"name": "other"}],
+            "proxy": {"address": "http://proxy.example:3128", "except": [".cluster.local", "10.0.0.0/8"]},
+        },
+        "runbookBase": "https://wiki.example/octavo",
         "podAnnotations": {"a": "b"},
         "podLabels": {"team": "serving"},
         "nodeSelector": {"kubernetes.io/os": "linux"},

@@ -49,8 +49,9 @@ def test_in_namespaced_mode_models_are_scraped_in_the_watched_namespaces_alone(r
 def test_the_rules_are_those_of_the_sources_with_the_wanted_bound_and_address(render):
     source = yaml.safe_load((ROOT / "dashboards" / "rules" / "octavo.rules.yaml").read_text())
     assert of_kind(render({"prometheusRule": {"enabled": True}}), "PrometheusRule")[0]["spec"] == source
-    changed = {"enabled": True, "firstTokenSeconds": "0.5", "runbookBase": "https://wiki.example/octavo/"}
-    spec = of_kind(render({"prometheusRule": changed}), "PrometheusRule")[0]["spec"]
+    changed = {"enabled": True, "firstTokenSeconds": "0.5"}
+    objects = render({"prometheusRule": changed, "runbookBase": "https://wiki.example/octavo/"})
+    spec = of_kind(objects, "PrometheusRule")[0]["spec"]
     text = json.dumps(spec)
     assert 'le=\\"0.5\\"' in text
     assert "2.0" not in text
@@ -78,6 +79,14 @@ def test_dashboards_come_as_config_maps_with_the_sidecars_label_and_folder(rende
         assert item["metadata"]["namespace"] == "grafana"
         assert item["metadata"]["labels"]["my_board"] == "1"
         assert item["metadata"]["annotations"] == {"dir": "LLM"}
+
+
+def test_panels_link_to_where_the_runbooks_are_published(render):
+    values = {"dashboards": {"enabled": True}, "runbookBase": "https://wiki.example/octavo"}
+    maps = [item for item in of_kind(render(values), "ConfigMap") if "images.yaml" not in item["data"]]
+    text = json.dumps([json.loads(board) for item in maps for board in item["data"].values()])
+    assert "docs/runbooks" not in text
+    assert "https://wiki.example/octavo/OctavoKVCacheFull/" in text
 
 
 def test_only_prometheus_reaches_the_operator_and_nobody_when_its_namespace_is_not_named(render):

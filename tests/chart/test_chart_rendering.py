@@ -60,7 +60,7 @@ def test_the_operator_listens_on_its_pods_address_alone(render):
 def test_the_operator_takes_the_arguments_that_the_chart_gives_it(render, chart_values):
     from octavo_operator.__main__ import _parser
     from octavo_operator.plan import SAFE_ARGUMENTS
-    from octavo_operator.settings import read_egress
+    from octavo_operator.settings import read_egress, read_proxy
 
     [container] = the(render(chart_values), "Deployment")["spec"]["template"]["spec"]["containers"]
     flags = _parser().parse_args(container["args"])
@@ -73,6 +73,12 @@ def test_the_operator_takes_the_arguments_that_the_chart_gives_it(render, chart_
     network = chart_values.get("networkPolicy", {})
     assert flags.monitoring_namespace == network.get("monitoringNamespace")
     assert flags.gateway_namespace == network.get("gatewayNamespace")
+    models = chart_values.get("models", {})
+    secrets = [item["name"] for item in models.get("imagePullSecrets", [])]
+    assert list(filter(None, flags.pull_secrets.split(","))) == secrets
+    proxy = dict(read_proxy(flags.model_proxy, flags.model_no_proxy))
+    assert proxy.get("HTTPS_PROXY", "") == models.get("proxy", {}).get("address", "")
+    assert proxy.get("NO_PROXY", "") == ",".join(models.get("proxy", {}).get("except", []))
     wanted = [(item["cidr"], item["port"]) for item in network.get("egress", [])]
     assert [(item.cidr, item.port) for item in read_egress(flags.egress)] == wanted
 

@@ -88,6 +88,23 @@ def test_explain_needs_nothing_but_a_kubeconfig(octavo, namespace, example):
     assert told.returncode == 0, told.stderr
 
 
+def test_the_command_line_looks_explains_and_measures_with_nothing_but_a_kubeconfig(octavo, namespace, example):
+    environment = {**os.environ, "KUBECONFIG": str(octavo.cluster.kubeconfig)}
+
+    def call(*arguments):
+        command = [sys.executable, "-m", "octavo_cli", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    [row] = [line.split() for line in call("top", "--once", "-n", namespace).splitlines() if NAME in line]
+    assert row[:4] == [namespace, NAME, "True", "1/1"]
+    assert row[4].endswith("%"), "the pod's metrics were read"
+    assert "Conditions" in call("explain", NAME, "-n", namespace)
+    told = call("bench", NAME, "-n", namespace, "--requests", "2", "--concurrency", "2", "--tokens", "4")
+    assert "generated tokens per second" in told
+
+
 def test_the_operators_pod_runs_under_the_charts_own_account(octavo, example):
     [pod] = octavo.items("pods", "octavo-system", "app.kubernetes.io/name=octavo-operator")
     assert pod["spec"]["serviceAccountName"] == "octavo-operator"

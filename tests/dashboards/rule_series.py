@@ -71,6 +71,10 @@ def one(series: str, values: str) -> dict[str, str]:
     return {series: values}
 
 
+def condition(kind: str, status: str, reason: str) -> dict[str, str]:
+    return {f'octavo_service_condition{{{WHO},type="{kind}",status="{status}",reason="{reason}"}}': "1x90"}
+
+
 FALLBACK = f'octavo_kernel_fallback{{{WHO},pod="a",reason="driver below CUDA 12.6"}}'
 CASES: dict[str, tuple[Case, ...]] = {
     "OctavoKVCacheFull": (
@@ -124,6 +128,39 @@ CASES: dict[str, tuple[Case, ...]] = {
     "OctavoScalingHeld": (
         Case(one(f"octavo_scaling_unknown_pods{{{WHO}}}", "1x60"), 15, LABELS),
         Case(one(f"octavo_scaling_unknown_pods{{{WHO}}}", "1 1 1 0x60"), 15, None),
+    ),
+    "OctavoFetchFailing": (
+        Case(condition("ModelReady", "False", "AccessDenied"), 15, LABELS | {"reason": "AccessDenied"}),
+        Case(condition("ModelReady", "False", "AccessDenied"), 8, None),
+        Case(condition("ModelReady", "False", "Fetching"), 30, None),
+        Case(condition("ModelReady", "Unknown", "NotChecked"), 30, None),
+    ),
+    "OctavoRolloutStuck": (
+        Case(condition("Progressing", "False", "CrashLoopBackOff"), 20, LABELS | {"reason": "CrashLoopBackOff"}),
+        Case(condition("Progressing", "False", "CrashLoopBackOff"), 10, None),
+        Case(condition("Progressing", "True", "RollingOut"), 60, None),
+        Case(condition("Progressing", "False", "WaitingForAccelerator"), 60, None),
+        Case(
+            condition("Progressing", "False", "AccessDenied") | condition("ModelReady", "False", "AccessDenied"),
+            60,
+            None,
+        ),
+    ),
+    "OctavoWaitingForAccelerator": (
+        Case(
+            condition("Progressing", "False", "WaitingForAccelerator"), 20, LABELS | {"reason": "WaitingForAccelerator"}
+        ),
+        Case(
+            condition("ScalingActive", "True", "WaitingForAccelerator"),
+            20,
+            LABELS | {"reason": "WaitingForAccelerator"},
+        ),
+        Case(condition("Progressing", "False", "Unschedulable"), 20, None),
+        Case(condition("Progressing", "False", "WaitingForAccelerator"), 10, None),
+    ),
+    "OctavoCalibrationFailing": (
+        Case(one("octavo_operator_calibrations_failing", "1x90"), 70, {}),
+        Case(one("octavo_operator_calibrations_failing", "1x30 0x60"), 70, None),
     ),
     "OctavoNodeTypesUnresolved": (
         Case(one('octavo_operator_services{resolved="False"}', "2x60"), 15, {"resolved": "False"}),

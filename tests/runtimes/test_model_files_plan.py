@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -14,6 +15,7 @@ from octavo_operator.control.progress import ProgressWatch
 from octavo_operator.plan import Facts, plan
 from octavo_operator.plan import server_contract as contract
 from octavo_operator.plan.fetch_state import in_words
+from octavo_operator.settings import SettingsError, read_proxy
 
 from tests.operator.test_plan_service import (
     NOW,
@@ -28,6 +30,7 @@ from tests.operator.test_plan_service import (
 )
 
 GIB = 1024**3
+FOUND = {"ok": True, "reason": "ModelFound", "message": "fine"}
 HUB = {"uri": "hf://org/name", "secretRef": {"name": "hub"}}
 
 
@@ -69,6 +72,41 @@ def test_the_token_reaches_the_check_and_the_fetch_and_never_the_server():
     for container in (check, fetch):
         assert variables(container)["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "token"}
     assert "HF_TOKEN" not in variables(server)
+
+
+PROXIED = replace(
+    SETTINGS, proxy=(("HTTPS_PROXY", "http://proxy.example:3128"), ("NO_PROXY", ".local")), pull_secrets=("a", "b")
+)
+
+
+def test_a_proxy_reaches_the_check_and_the_fetch_and_never_the_server():
+    first = plan(facts(service(model=HUB), settings=PROXIED))
+    planned = plan(Facts(service(model=HUB), NOW, PROXIED, live(first), [check_pod(first, FOUND)], [node()]))
+    job = next(item for item in first.objects if item["kind"] == "Job")["spec"]["template"]["spec"]["containers"][0]
+    [fetch], [server] = pod_spec(planned)["initContainers"], pod_spec(planned)["containers"]
+    for container in (job, fetch):
+        assert variables(container)["HTTPS_PROXY"]["value"] == "http://proxy.example:3128"
+        assert variables(container)["NO_PROXY"]["value"] == ".local"
+    assert "HTTPS_PROXY" not in variables(server)
+
+
+def test_a_proxy_that_is_set_later_replaces_no_running_pod():
+    planned, owned, ok = proven(service(model=HUB))
+    later = plan(Facts(service(model=HUB), NOW, PROXIED, [*owned, *live(planned)], [ok], [node()]))
+    assert pod_spec(later) == pod_spec(planned)
+
+
+def test_pull_secrets_come_with_the_account_of_the_pods_and_leave_their_template_alone():
+    first, second = (plan(facts(service(), settings=each)) for each in (SETTINGS, PROXIED))
+    accounts = [next(item for item in each.objects if item["kind"] == "ServiceAccount") for each in (first, second)]
+    assert "imagePullSecrets" not in accounts[0]
+    assert accounts[1]["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
+
+
+@pytest.mark.parametrize("address", ["proxy:3128", "http://user:word@proxy:3128", "ftp://proxy"])
+def test_a_proxy_that_is_none_or_holds_a_password_is_refused(address):
+    with pytest.raises(SettingsError, match="--model-proxy"):
+        read_proxy(address, "")
 
 
 def test_a_bucket_gets_its_keys_and_endpoint_and_is_fetched_as_a_hub_model_is():

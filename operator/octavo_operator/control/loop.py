@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,13 +17,14 @@ from octavo_operator import metrics
 from octavo_operator.cluster.client import ApiError, Client, connect
 from octavo_operator.cluster.gate import missing_rights
 from octavo_operator.cluster.lease import Leadership, LeaseLost
-from octavo_operator.cluster.resources import NODES, SERVICES, Resource, watched
+from octavo_operator.cluster.resources import NODES, PROFILES, SERVICES, Resource, watched
 from octavo_operator.cluster.watches import Watches
 from octavo_operator.plan import PlanSettings
 from octavo_operator.scaling.autoscaler import Autoscaler
 from octavo_operator.scaling.leaving import DeletionCosts
 from octavo_operator.settings import Settings, SettingsError
 
+from .condition_series import ConditionSeries
 from .health import Health, serve
 from .indexes import Indexes, Key
 from .listing import Relister, first_fill
@@ -58,6 +59,8 @@ def plan_settings(settings: Settings) -> PlanSettings:
         calibration=settings.calibration,
         calibration_seconds=settings.calibration_seconds,
         egress=settings.egress,
+        pull_secrets=settings.pull_secrets,
+        proxy=settings.proxy,
     )
 
 
@@ -101,8 +104,16 @@ async def _work(queue: WorkQueue[Key], reconciler: Reconciler) -> None:
             queue.done(key)
 
 
+def failing_calibrations(profiles: Iterable[Mapping[str, Any]]) -> int:
+    """Profiles that hold failures; a result takes their place."""
+    return sum(bool((item.get("status") or {}).get("failures")) for item in profiles)
+
+
 async def _gauges(indexes: Indexes, queue: WorkQueue[Key]) -> None:
+    series = ConditionSeries(metrics.SERVICE_CONDITION)
     while True:
+        series.show(indexes.all(SERVICES.kind))
+        metrics.CALIBRATIONS_FAILING.set(failing_calibrations(indexes.all(PROFILES.kind)))
         metrics.QUEUE_DEPTH.set(queue.depth())
         metrics.QUEUE_AGE_SECONDS.set(queue.oldest_seconds())
         metrics.NODES_UNREAD.set(sum(bool(view.notes) for view in indexes.views()))

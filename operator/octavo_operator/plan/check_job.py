@@ -98,7 +98,7 @@ def check_job(facts: Facts, spec: InferenceServiceSpec, image: str, attempt: int
         contract.CHECK_CONTAINER,
         image,
         arguments,
-        [*environment(), *credentials(model)],
+        [*environment(), *credentials(model, facts.settings.proxy)],
         {"requests": {"cpu": "100m", "memory": "256Mi"}},
         mounts + model_mounts,
     )

@@ -114,6 +114,10 @@ class PlanSettings:
     """Time that a calibration may measure."""
     egress: tuple[Egress, ...] = ()
     """Where pods that fetch a model may connect to, beside TCP 443 anywhere."""
+    pull_secrets: tuple[str, ...] = ()
+    """Secrets with which images of model pods are pulled; each namespace with services holds its own."""
+    proxy: tuple[tuple[str, str], ...] = ()
+    """Variables that tell containers which talk to a model's source their proxy, such as HTTPS_PROXY."""
 
 
 @dataclass(frozen=True)

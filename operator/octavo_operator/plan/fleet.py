@@ -160,7 +160,7 @@ def plan_fleet(
         image = node_type.choice.image
         assert image is not None, "a resolved type has an image"
         size, reason = choose_block_size(spec.engine.kv_cache.block_size, spec.engine.runtime, known.get(label))
-        fresh = Replica(service, spec, node_type, image.image, size, fetcher)
+        fresh = Replica(service, spec, node_type, image.image, size, fetcher, facts.settings.proxy)
         templates[label] = choose_template(facts, spec, node_type, fresh)
         why[label] = reason
         if int(templates[label].inputs.get("blockSize", 0)) != size:

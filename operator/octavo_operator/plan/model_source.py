@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from octavo_operator.api.engine_section import Runtime
 from octavo_operator.api.model_section import ModelSection, claim_path
 
@@ -17,9 +19,9 @@ def is_fetched(model: ModelSection) -> bool:
     return model.uri.startswith(("hf://", "s3://"))
 
 
-def credentials(model: ModelSection) -> list[Manifest]:
+def credentials(model: ModelSection, proxy: Sequence[tuple[str, str]] = ()) -> list[Manifest]:
     """Environment of the containers that talk to the model's source, and of no other."""
-    entries: list[Manifest] = []
+    entries: list[Manifest] = [{"name": name, "value": value} for name, value in proxy if is_fetched(model)]
     hub = model.uri.startswith("hf://")
     if model.endpoint is not None and is_fetched(model):
         entries.append(

@@ -46,7 +46,11 @@ def server_labels(service: str) -> dict[str, str]:
 
 def service_account(facts: Facts) -> Manifest:
     """Identity of the pods; it has no rights and no token is mounted."""
-    return owned(facts, "v1", "ServiceAccount", facts.service["metadata"]["name"], automountServiceAccountToken=False)
+    body: Manifest = {"automountServiceAccountToken": False}
+    if facts.settings.pull_secrets:
+        # Here, and not in pod templates: new pods take them, and no running one is replaced.
+        body["imagePullSecrets"] = [{"name": name} for name in facts.settings.pull_secrets]
+    return owned(facts, "v1", "ServiceAccount", facts.service["metadata"]["name"], **body)
 
 
 def service(facts: Facts) -> Manifest:

@@ -39,6 +39,8 @@ class Replica:
     block_size_tokens: int
     fetch_image: str = ""
     """Octavo's image that fetches the model for another runtime; empty = the same as `image`."""
+    proxy: tuple[tuple[str, str], ...] = ()
+    """The administrator's, taken up at the next rollout: no input, so that a change of it restarts nothing."""
 
     def inputs(self) -> dict[str, Any]:
         """Everything that reaches the pod; a new template is rendered only when this changes."""
@@ -148,7 +150,7 @@ def _fetch(replica: Replica, mounts: list[Manifest]) -> Manifest:
         contract.FETCH_CONTAINER,
         replica.fetch_image or replica.image,
         fetch_arguments(model, replica.spec.engine.runtime),
-        [POD_IP, *environment(), *credentials(model)],
+        [POD_IP, *environment(), *credentials(model, replica.proxy)],
         {"requests": {"cpu": "100m", "memory": "256Mi"}},
         mounts + store_mounts(model),
     )

@@ -1,0 +1,163 @@
+"""Commands: top, explain, bench, init; also as `kubectl octavo …`, by the name kubectl-octavo."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+from octavo_operator.cluster.client import ApiError
+from rich.console import Console
+
+from .context import current_namespace
+from .errors import CommandError
+
+REFUSED, FAILED, INTERRUPTED = 2, 1, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"octavo: {message}; see octavo --help", file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least 1")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.5 <= number <= 3600:
+        raise argparse.ArgumentTypeError(f"{text}: must lie between 0.5 and 3600")
+    return number
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and flags."""
+    made = _Parser(
+        prog="octavo",
+        description="Look at InferenceServices, explain, measure and write them. Uses KUBECONFIG as kubectl does.",
+    )
+    made.add_argument("--version", action="version", version=f"octavo {version('octavo-cli')}")
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    top = commands.add_parser("top", help="a live table of services: replicas, KV use, queue, tokens per second")
+    where = top.add_mutually_exclusive_group()
+    where.add_argument("-n", "--namespace", help="only this namespace (default: the context's)")
+    where.add_argument("-A", "--all-namespaces", action="store_true", help="services of all namespaces")
+    top.add_argument("--seconds", type=_seconds, default=2.0, help="between two looks (default: 2)")
+    top.add_argument("--once", action="store_true", help="one table, then end")
+    explain = commands.add_parser("explain", help="why this image, block size and count, or why not Ready")
+    explain.add_argument("service", metavar="SERVICE|nodes", help="name of an InferenceService, or nodes")
+    explain.add_argument("-n", "--namespace", help="its namespace (default: the context's)")
+    explain.add_argument("--catalogue", type=Path, help="images.yaml, where no operator is installed")
+    bench = commands.add_parser("bench", help="send streams to a service and tell how fast they come")
+    bench.add_argument("service", metavar="SERVICE", help="name of an InferenceService")
+    bench.add_argument("-n", "--namespace", help="its namespace (default: the context's)")
+    bench.add_argument("--url", help="its address, where neither the cluster's nor a forwarded port will do")
+    for flag, default, what in (
+        ("--requests", 32, "in all"),
+        ("--concurrency", 8, "at once"),
+        ("--prompt-words", 64, "of each prompt"),
+        ("--tokens", 64, "of each answer"),
+    ):
+        bench.add_argument(flag, type=_positive, default=default, help=f"{what} (default: {default})")
+    init = commands.add_parser("init", help="write an InferenceService after reading the model's config")
+    init.add_argument("model", metavar="MODEL", help="folder with config.json, a .gguf file, or hf://org/name")
+    init.add_argument("--length", type=_positive, help="longest request in tokens (default: the model's own limit)")
+    init.add_argument("--cpu", action="store_true", help="for nodes without accelerators")
+    init.add_argument("--revision", help="branch, tag or commit on the Hub")
+    init.add_argument("--uri", help="where the cluster finds the model, such as pvc://models/name or s3://bucket/key")
+    init.add_argument("-o", "--output", type=Path, help="file for the manifest (default: standard output)")
+    return made
+
+
+def _top(flags: argparse.Namespace) -> None:
+    from .top import top
+
+    namespace = None if flags.all_namespaces else flags.namespace or current_namespace()
+    asyncio.run(top(namespace, flags.seconds, flags.once, Console()))
+
+
+def _explain(flags: argparse.Namespace) -> int:
+    from octavo_operator.__main__ import main as operator
+
+    words = ["explain", flags.service, "--namespace", flags.namespace or current_namespace()]
+    return operator([*words, "--catalogue", str(flags.catalogue)] if flags.catalogue else words)
+
+
+async def _measure(flags: argparse.Namespace) -> None:
+    from .bench import Load, bench
+    from .forward import reach
+
+    load = Load(flags.requests, flags.concurrency, flags.prompt_words, flags.tokens)
+    if flags.url:
+        await bench(flags.url.rstrip("/"), load, Console())
+        return
+    async with reach(flags.namespace or current_namespace(), flags.service) as url:
+        await bench(url, load, Console())
+
+
+def _init(flags: argparse.Namespace) -> None:
+    from .init import Wish, init
+
+    told = Console(stderr=True)
+    text = init(Wish(flags.model, flags.length, flags.cpu, flags.revision, flags.uri), told)
+    if flags.output is None:
+        print(text, end="", flush=True)
+        return
+    try:
+        flags.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"--output {flags.output}: {error.strerror}") from error
+    told.print(f"wrote {flags.output}; next: kubectl apply -f {flags.output}")
+
+
+def _act(flags: argparse.Namespace) -> int:
+    if flags.command == "explain":
+        return _explain(flags)
+    if flags.command == "top":
+        _top(flags)
+    elif flags.command == "bench":
+        asyncio.run(_measure(flags))
+    else:
+        _init(flags)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 ended as asked, 1 failed, 2 refused for a reason that a person must mend, 130 interrupted."""
+    flags = parser().parse_args(arguments)
+    try:
+        return _act(flags)
+    except KeyboardInterrupt:
+        return 0 if flags.command == "top" else INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, a pager) has seen enough; the interpreter must not try to write the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except CommandError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return REFUSED
+    except ApiError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
