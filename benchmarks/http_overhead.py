@@ -156,8 +156,9 @@ def many_streams() -> list[Row]:
     return [
         Row(f"{MANY:,} streams at once, ended rightly", "streams", found["complete"], "higher", goal=MANY),
         Row("their memory in the API process", "KiB per stream", round(memory * 1024 / MANY, 1), "lower"),
-        Row("longest work of the event loop between two looks", "ms, at most", _most_ms(work), "lower",
-            goal=GOAL_BLOCKED_MS, note="processor time of the loop's thread, looked at 100 times a second"),
+        Row("longest time for which its own work blocked the event loop", "ms, at most", _most_ms(work), "lower",
+            goal=GOAL_BLOCKED_MS,
+            note="100 looks a second: how late each came, and no more than the processor time used since the last"),
         Row("looks that came more than 50 ms late", "per 1,000", round(_above(late, 0.05), 2), "lower",
             note="as the clock on the wall has it: engine, client and others share the two cores"),
     ]  # fmt: skip

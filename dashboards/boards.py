@@ -150,7 +150,7 @@ SERVICE = Board(
                 ),
                 Panel(
                     "Work of the event loop",
-                    "Processor time between two looks. Small beside a large lateness: the machine is crowded.",
+                    "What of that its own work caused, at most. Small beside a large lateness: the machine is crowded.",
                     "s",
                     _quantiles("octavo_event_loop_work_seconds"),
                 ),

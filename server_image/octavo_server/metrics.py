@@ -62,7 +62,10 @@ class Metrics:
             table, "octavo_event_loop_delay_seconds", "How late the event loop came to a timer.", _LOOP_DELAY
         )
         self.loop_work = SharedHistogram(
-            table, "octavo_event_loop_work_seconds", "Processor time of the event loop between two looks.", _LOOP_DELAY
+            table,
+            "octavo_event_loop_work_seconds",
+            "How much of that delay was the loop's own work, at most.",
+            _LOOP_DELAY,
         )
         self._engine_base = dict.fromkeys(_ENGINE_COUNTERS, 0.0)
         self._engine_totals = {name: SharedCounter(table) for name in _ENGINE_COUNTERS}

@@ -1,8 +1,8 @@
 """uvicorn's HTTP protocol with a limit on how many connections are read in one turn of the event loop.
 
 When thousands of clients send in one moment, the system reports all of their connections as readable at once, and
-parsing all of that would keep the loop from everybody's streams for longer than a token takes. Also here, because the
-parser has no limit of its own: how long the head of a request may be.
+parsing all of that would keep the loop from everybody's streams for longer than a token takes. Also here, because
+uvicorn has no limits of its own: how long the head of a request may be, and how long a request may take to arrive.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from octavo_server.api.slow import HEAD_SECONDS, PAUSE_SECONDS, Patience
 from octavo_server.api.turns import Turns
 
 _MAX_HELD_BYTES = 64 * 1024
@@ -18,8 +19,11 @@ MAX_HEAD_BYTES = 64 * 1024
 """Request line and headers; bodies have a limit of their own (middleware.py)."""
 
 
-def paced_protocol(turns: Turns) -> type[HttpToolsProtocol]:
-    """The protocol class; its connections share the turns."""
+def paced_protocol(
+    turns: Turns, head_seconds: float = HEAD_SECONDS, pause_seconds: float = PAUSE_SECONDS
+) -> type[HttpToolsProtocol]:
+    """The protocol class; its connections share the turns. A connection is closed when a request's head takes longer
+    than `head_seconds` to arrive, or its body pauses for longer than `pause_seconds`."""
 
     class PacedProtocol(HttpToolsProtocol):
         """Hands bytes to the parser in its turn; until then they are kept, and little more is read."""
@@ -31,6 +35,39 @@ def paced_protocol(turns: Turns) -> type[HttpToolsProtocol]:
             self._paused = False
             self._head_bytes = 0
             self._in_head = True
+            self._patience = Patience(self.loop, self._wait_in_vain)
+
+        def connection_made(self, transport: Any) -> None:
+            """A new connection, whose first request is awaited."""
+            super().connection_made(transport)
+            self._patience.wait(head_seconds)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """The connection is gone."""
+            self._patience.stop()
+            super().connection_lost(exc)
+
+        def _wait_in_vain(self) -> None:
+            if self.transport.is_closing():
+                return
+            if self._held or self.flow.read_paused:
+                self._patience.wait(pause_seconds)  # the next bytes wait for this server, not for the client
+            elif self._in_head and not self._head_bytes:
+                self.transport.close()
+            elif self._in_head:
+                self.send_408_response(f"The head of the request did not arrive within {head_seconds:g} s.")
+            else:
+                self.send_408_response(f"No byte of the request's body arrived for {pause_seconds:g} s.")
+
+        def send_408_response(self, message: str) -> None:
+            """The request came too slowly. Nothing is said when the answer has begun already."""
+            if self._in_head or not self.cycle.response_started:
+                content = message.encode()
+                self.transport.write(
+                    b"HTTP/1.1 408 Request Timeout\r\ncontent-type: text/plain; charset=utf-8\r\n"
+                    b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(content), content)
+                )
+            self.transport.close()
 
         def data_received(self, data: bytes) -> None:
             """Bytes from the client."""
@@ -65,11 +102,23 @@ def paced_protocol(turns: Turns) -> type[HttpToolsProtocol]:
         def on_message_begin(self) -> None:
             """A new request on this connection."""
             self._in_head, self._head_bytes = True, 0
+            self._patience.wait(head_seconds)
             super().on_message_begin()
 
         def on_headers_complete(self) -> None:
             """The head is read; a body may follow."""
             self._in_head, self._head_bytes = False, 0
+            self._patience.wait(pause_seconds)
             super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            """A part of the body."""
+            self._patience.wait(pause_seconds)
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            """The request is here in full."""
+            self._patience.stop()
+            super().on_message_complete()
 
     return PacedProtocol

@@ -66,16 +66,17 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._next_turn)
 
 
-async def watch_loop(late: Callable[[float], None], worked: Callable[[float], None]) -> None:
-    """Reports how late each of 100 looks a second came, and how much processor time the loop used since the last one,
-    both in seconds: where both are large, the loop's own work was in the way, else the machine is crowded. Runs until
-    cancelled."""
+async def watch_loop(late: Callable[[float], None], blocked: Callable[[float], None]) -> None:
+    """Reports how late each of 100 looks a second came, and for how much of that the loop's own work can be to blame:
+    no more than the processor time that its thread used since the last look. Where the second is small and the first
+    large, the machine is crowded. Both in seconds. Runs until cancelled."""
     while True:
         due = time.perf_counter() + _LOOK_SECONDS
         used = time.thread_time()
         await asyncio.sleep(_LOOK_SECONDS)
-        late(max(0.0, time.perf_counter() - due))
-        worked(time.thread_time() - used)
+        delay = max(0.0, time.perf_counter() - due)
+        late(delay)
+        blocked(min(delay, time.thread_time() - used))
 
 
 def tame_collector() -> None:
