@@ -81,7 +81,7 @@ def fallbacks_here(device: str = "cuda") -> list[Fallback]:
     if device != "cuda" or not torch.cuda.is_available():
         return []
     properties = torch.cuda.get_device_properties(0)
-    number = int(getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)())  # type: ignore[attr-defined]
+    number = int(getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)())
     return fallbacks(
         f"{properties.major}.{properties.minor}",
         torch.cuda.get_arch_list(),
