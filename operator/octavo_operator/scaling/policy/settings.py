@@ -13,7 +13,7 @@ class PolicySettings:
     """0 acts as 1 while nothing can wake the service."""
     max_replicas: int = 1
     target: float = 0.8
-    """Share of the sustained capacity that demand should fill."""
+    """Share of the sustained capacity, and of the throughput of a replica with a queue, that demand should fill."""
     scale_down_seconds: float | None = None
     """How long a smaller demand must last before a replica goes; None: a multiple of the time a replica takes to start.
     """
@@ -42,8 +42,6 @@ class PolicySettings:
     keep_most_seconds: float = 3600.0
     imbalance: float = 0.15
     """Room for uneven shares of the load, in roots of the replicas needed."""
-    target_throughput: float = 0.8
-    """Share of the throughput of a replica with a queue that demand should fill."""
     saturation_seconds: float = 10.0
     """How long a queue must have lasted before the recent seconds for their completions to show the throughput."""
     unlearned_share: float = 0.8
