@@ -46,6 +46,8 @@ class Seen:
     counts: list[tuple[float, int]] = field(default_factory=list)
     reasons: dict[str, float] = field(default_factory=dict)
     """Reasons of the condition ScalingActive, with the time at which each was first seen."""
+    ready: set[int] = field(default_factory=set)
+    """Numbers of replicas that were seen ready."""
 
 
 def start(folder: Path, scene: SceneOnCluster) -> Cluster:
@@ -156,6 +158,7 @@ async def watch(cluster: Cluster, seen: Seen, scene: SceneOnCluster) -> None:
             status = {}
         passed = time.monotonic() - began
         count = status.get("scaling", {}).get("desired")
+        seen.ready.add(status.get("readyReplicas") or 0)
         if count is not None and (not seen.counts or seen.counts[-1][1] != count):
             seen.counts.append((passed, count))
             print(f"{passed:6.1f} s: {count} replicas wanted, {status.get('readyReplicas')} ready", flush=True)
@@ -227,14 +230,20 @@ def rows(scene: SceneOnCluster, seen: Seen) -> Iterator[Row]:
     else:
         note = f"held, {', '.join(seen.reasons)}"
         yield Row(f"{kind}: replicas at the end", "", counts[-1], "higher", float(scene.last), note=note)
-    grown = next((at for at, count in seen.counts if count > 1), float("inf"))
+    # What never came took longer than the whole run.
+    whole = sum(seconds for seconds, _ in scene.phases)
+    grown = next((at for at, count in seen.counts if count > 1), whole)
     limit = 60.0 if scene.hpa or scene.real else 30.0
     yield Row(
         f"{kind}: from the burst to the first added replica", "s", round(grown - scene.phases[0][0], 1), "lower", limit
     )
     if scene.node_cpu is not None:
-        given_up = seen.reasons.get("WaitingForAccelerator", float("inf")) - scene.phases[0][0]
+        given_up = seen.reasons.get("WaitingForAccelerator", whole) - scene.phases[0][0]
         yield Row(f"{kind}: from the burst until it is given up", "s", round(given_up, 1), "lower", 400.0)
+        served = max(seen.ready, default=0)
+        yield Row(
+            f"{kind}: replicas that served", "", served, "lower", float(scene.most - 1), note="the rest had no node"
+        )
 
 
 def main() -> None:

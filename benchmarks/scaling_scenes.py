@@ -116,10 +116,11 @@ SCENES: dict[str, SceneOnCluster] = {
         "cluster, one pod's metrics cut off", cut_metrics_after=60.0, last=4,
         phases=((20.0, 1.5), (90.0, 10.0), (60.0, 0.4)),
     ),
-    # Two replicas have room and can bear the load; the third is given up after five minutes.
+    # Two replicas have room (the node's processors less the operator's) and can bear the load; the third is given up
+    # after five minutes.
     "no-room": SceneOnCluster(
         "cluster, a node without room", phases=((20.0, 1.5), (440.0, 7.0), (90.0, 0.4)), most=3, node_cpu="2",
-        requested_cpu="600m",
+        requested_cpu="900m",
     ),
     "hpa": SceneOnCluster("cluster, a real HPA", hpa=True, phases=((20.0, 1.5), (100.0, 10.0), (150.0, 0.4))),
     "real": SceneOnCluster(

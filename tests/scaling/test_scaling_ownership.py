@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 SPACE = "ownership"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 Object = dict[str, Any]
 
 
@@ -113,27 +115,31 @@ def service(name: str, mode: str, **more: Any) -> Object:
 
 
 def autoscaler(name: str, metric: str, hpa_name: str | None = None) -> Object:
-    """As docs/scaling.md shows it; KEDA makes one like it, under a name and a metric of its own."""
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": {"name": hpa_name or name, "namespace": SPACE},
-        "spec": {
-            "scaleTargetRef": {"apiVersion": "serving.octavo.dev/v1alpha1", "kind": "InferenceService", "name": name},
-            "minReplicas": 1,
-            "maxReplicas": 8,
-            "metrics": [
-                {
-                    "type": "External",
-                    "external": {
-                        "metric": {"name": metric, "selector": {"matchLabels": {"service": name}}},
-                        "target": {"type": "AverageValue", "averageValue": "1"},
-                    },
-                }
-            ],
-            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
-        },
-    }
+    """The HPA of examples/scaled-by-hpa.yaml; KEDA makes one like it, under a name and a metric of its own."""
+    _, found = yaml.safe_load_all((EXAMPLES / "scaled-by-hpa.yaml").read_text(encoding="utf-8"))
+    found["metadata"] = {"name": hpa_name or name, "namespace": SPACE}
+    found["spec"]["scaleTargetRef"]["name"] = name
+    found["spec"]["metrics"][0]["external"]["metric"] = {"name": metric, "selector": {"matchLabels": {"service": name}}}
+    return dict(found)
+
+
+def test_the_api_server_takes_the_examples_with_kedas_published_schema_and_refuses_a_misspelt_one(world):
+    from benchmarks.operator_process import wait_until
+
+    world.kubectl("apply", "--server-side", "-f", str(Path(__file__).parent / "keda" / "scaledobjects.yaml"))
+    strictly = ("apply", "--dry-run=server", "--validate=strict", "-n", SPACE, "-f")
+
+    def told(path: str, stdin: str | None = None) -> str:
+        try:
+            return world.kubectl(*strictly, path, stdin=stdin)
+        except RuntimeError as error:
+            return str(error)
+
+    keda = EXAMPLES / "scaled-by-keda.yaml"
+    wait_until(lambda: "scaledobject.keda.sh/chat created" in told(str(keda)), "KEDA's kind is served", 30)
+    assert "horizontalpodautoscaler.autoscaling/chat created" in told(str(EXAMPLES / "scaled-by-hpa.yaml"))
+    wrong = keda.read_text(encoding="utf-8").replace("pollingInterval", "pollInterval")
+    assert "pollInterval" in told("-", wrong)
 
 
 def test_a_real_hpa_follows_the_published_count_up_and_down_and_a_change_of_mode_never_moves_it(world):

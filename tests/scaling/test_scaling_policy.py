@@ -249,8 +249,8 @@ def test_a_pod_that_is_new_in_the_window_took_its_share_from_the_others():
 
 def test_a_burst_shows_in_the_recent_seconds_before_it_shows_in_the_window():
     seen = signals(100, arrivals=60.0, recent_arrivals=150.0)
-    assert decide(fleet(seen)).numbers.arrivals_per_second == pytest.approx((150 - 2 * 150**0.5) / 15)
-    chance = signals(100, arrivals=60.0, recent_arrivals=20.0)
+    assert decide(fleet(seen)).numbers.arrivals_per_second == pytest.approx((150 - 150**0.5) / 15)
+    chance = signals(100, arrivals=60.0, recent_arrivals=18.0)
     assert decide(fleet(chance)).numbers.arrivals_per_second == pytest.approx(1.0)
 
 
@@ -291,8 +291,20 @@ def test_by_default_the_window_follows_from_how_long_a_replica_takes_to_start():
     assert (answer.desired, answer.reason) == (2, Reason.WATCHING)
 
 
+def test_a_share_of_what_came_of_late_is_kept_and_goes_in_the_end():
+    chosen = replace(PLAIN, scale_down_seconds=None, keep_share=0.5)
+    pods = tuple(pod(number, startup_seconds=60.0) for number in range(4))
+    state = watched(peaks=((NOW - 1000, 5.9),))
+    answer = decide(Fleet(4, pods), state, chosen)
+    assert (answer.desired, answer.reason) == (3, Reason.DEMAND_FELL)
+    assert decide(Fleet(3, pods[:3]), state, chosen).desired == 3
+    assert decide(Fleet(3, pods[:3]), state, chosen, NOW + 201).desired == 2
+    waits_as_told = replace(chosen, scale_down_seconds=60.0)
+    assert decide(Fleet(3, pods[:3]), state, waits_as_told).desired == 2
+
+
 def test_a_load_that_came_back_and_queued_is_waited_for_the_next_time():
-    chosen = replace(PLAIN, scale_down_seconds=None)
+    chosen = replace(PLAIN, scale_down_seconds=None, keep_share=0.0)
     pods = tuple(pod(number, startup_seconds=100.0) for number in (0, 1))
     removed = decide(Fleet(2, pods), watched(), chosen)
     assert removed.desired == 1

@@ -106,7 +106,7 @@ def test_no_flap_under_constant_load_with_a_start_up_delay(startup):
 
 
 def test_a_load_that_ends_leaves_one_replica():
-    load = shaped("pulse", lambda time: 6.0 if time < 600 else 0.0, 6.0, 2400.0, 3)
+    load = shaped("pulse", lambda time: 6.0 if time < 600 else 0.0, 6.0, 3000.0, 3)
     outcome = Run(load, Octavo(PLAIN), Scene()).outcome()
     assert max(count for _, count in outcome.counts) >= 3
     assert outcome.counts[-1][1] == 1
@@ -129,9 +129,17 @@ def test_accelerators_that_do_not_come_are_given_up():
 
 
 def test_the_policy_costs_little_more_than_an_oracle():
-    found = compare(shapes()["diurnal"](), Scene(), SLO(), PLAIN, FEW)
-    assert found.octavo.gpu_hours <= 1.35 * found.oracle.gpu_hours
-    assert found.octavo.in_slo > 0.95
+    # Whole replicas make one day's ratio jump: four days together say what the policy costs.
+    days = [
+        compare(shapes(seed=seed)["diurnal"](), Scene(), SLO(), PLAIN, Grid((0.7,), (), (), (), (), ()))
+        for seed in range(1, 5)
+    ]
+    assert sum(day.octavo.gpu_hours for day in days) <= 1.25 * sum(day.oracle.gpu_hours for day in days)
+    assert min(day.octavo.in_slo for day in days) > 0.95
+
+
+def test_a_comparison_is_shown_as_a_table_and_a_drawing():
+    found = compare(shapes(hours=0.1)["diurnal"](), Scene(), SLO(), PLAIN, FEW)
     assert "Octavo" in table(found)
     assert "serving" in drawing(found)
 

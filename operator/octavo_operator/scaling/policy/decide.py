@@ -38,7 +38,7 @@ def wished(needed: float, tolerance: float) -> int:
 def recommend(fleet: Fleet, state: State, settings: PolicySettings, now: float) -> Recommendation:
     """The count to have now, why, and the state for the next decision. `now`: seconds on the readings' clock."""
     state = learn(fleet, state, settings, now)
-    numbers = demand(fleet, state, settings)
+    state, numbers = _kept(state, settings, demand(fleet, state, settings), now)
     state = _recurred(fleet, state, settings, numbers, now)
     state = _remember(fleet, state, settings, numbers, now)
     floor, sleepy = _floor(fleet, settings)
@@ -58,6 +58,16 @@ def recommend(fleet: Fleet, state: State, settings: PolicySettings, now: float) 
         text = "scaling.minReplicas 0 acts as 1: nothing in front of the service holds requests while it sleeps"
         wish = _Wish(1, Reason.NO_WAKE_SOURCE, text)
     return _conclude(fleet, state, settings, wish, numbers, now)
+
+
+def _kept(state: State, settings: PolicySettings, numbers: Numbers, now: float) -> tuple[State, Numbers]:
+    """Demand is at least a share of its largest value of late: to keep some replicas costs less than to lack all."""
+    if numbers.steady is None or numbers.needed is None or settings.scale_down_seconds is not None:
+        return state, numbers
+    span = min(settings.keep_most_seconds, settings.keep_startups * startup_seconds(state, settings))
+    kept = [item for item in state.peaks if now - item[0] <= span and item[1] > numbers.steady]
+    state = replace(state, peaks=(*kept, (now, numbers.steady)))
+    return state, replace(numbers, needed=max(numbers.needed, settings.keep_share * state.peaks[0][1]))
 
 
 def _floor(fleet: Fleet, settings: PolicySettings) -> tuple[int, bool]:
@@ -243,7 +253,9 @@ def _conclude(
 def _regretted(state: State, settings: PolicySettings, count: int, before: int, now: float) -> State:
     """Note a removal that is undone soon after."""
     last = state.removal
-    soon = last is not None and now - last.time <= max(_window_seconds(state, settings), settings.rise_seconds)
+    soon = last is not None and now - last.time <= max(
+        settings.regret_windows * _window_seconds(state, settings), settings.rise_seconds
+    )
     if last is None or not soon or count <= before or before != last.count:
         return state
     return replace(state, regret=replace(last, time=now))
@@ -267,5 +279,5 @@ def describe(numbers: Numbers, settings: PolicySettings) -> str:
     return (
         f"{numbers.demand_tokens:.0f} tokens asked for ({numbers.arrivals_per_second:.2f} req/s{held},"
         f" {numbers.waiting:.0f} waiting) / ({settings.target:.2f} · {numbers.capacity_tokens or 0:.0f} per replica);"
-        f" with room for uneven shares, and by throughput: {numbers.needed or 0:.2f} replicas"
+        f" with room for uneven shares, by throughput, and by what came of late: {numbers.needed or 0:.2f} replicas"
     )

@@ -73,7 +73,7 @@ class _Group:
         """The use that it shall have."""
         rates = [state.learned_rate(pod.kind) for pod, _ in members]
         known = [rate for rate in rates if rate]
-        self._rate = settings.target_throughput * min(known) if known else None
+        self._rate = settings.target * min(known) if known else None
         self._waiting = sum(item.waiting for item in self._seen)
 
     def tokens_lasting(self) -> float:

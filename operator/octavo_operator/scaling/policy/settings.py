@@ -13,7 +13,7 @@ class PolicySettings:
     """0 acts as 1 while nothing can wake the service."""
     max_replicas: int = 1
     target: float = 0.8
-    """Share of the sustained capacity that demand should fill."""
+    """Share of the sustained capacity, and of the throughput of a replica with a queue, that demand should fill."""
     scale_down_seconds: float | None = None
     """How long a smaller demand must last before a replica goes; None: a multiple of the time a replica takes to start.
     """
@@ -34,10 +34,14 @@ class PolicySettings:
     lull_startups: float = 10.0
     """A load that came back within so many start-up times and then found too few replicas is waited for next time."""
     lull_margin: float = 1.25
-    imbalance: float = 0.3
+    keep_share: float = 0.7
+    """The replicas suffice for this share of the largest demand of late: what came once comes again, and part of the
+    way up is then gone already. Not where `scale_down_seconds` is set: that says how long to wait."""
+    keep_startups: float = 20.0
+    """Of late, in start-up times."""
+    keep_most_seconds: float = 3600.0
+    imbalance: float = 0.15
     """Room for uneven shares of the load, in roots of the replicas needed."""
-    target_throughput: float = 0.8
-    """Share of the throughput of a replica with a queue that demand should fill."""
     saturation_seconds: float = 10.0
     """How long a queue must have lasted before the recent seconds for their completions to show the throughput."""
     unlearned_share: float = 0.8
@@ -46,13 +50,15 @@ class PolicySettings:
     """After a pod became ready its uses teach nothing: caches and graphs are cold."""
     drain_backlog_seconds: float = 60.0
     """Waiting requests count as arrivals that shall be served within this time."""
-    burst_deviations: float = 2.0
+    burst_deviations: float = 1.0
     """By how many standard deviations recent arrivals are discounted before they count as a burst."""
     residency_seconds: float = 60.0
     """Time constant of the mean residency."""
     rise_seconds: float = 60.0
     """Over this time the count grows by at most max(rise_least, 100 %)."""
     rise_least: int = 4
+    regret_windows: float = 5.0
+    """A removal that is undone within so many scale-down windows was one too many."""
     regret_seconds: float = 3600.0
     """How long a removal that had to be undone is remembered."""
     unschedulable_seconds: float = 300.0

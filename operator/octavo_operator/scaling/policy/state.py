@@ -55,6 +55,8 @@ class State:
     """From asked for to serving, as the replicas showed it."""
     demands: tuple[tuple[float, float], ...] = ()
     """(time, replicas needed), falling: each the largest since its time. Covers the scale-down window."""
+    peaks: tuple[tuple[float, float], ...] = ()
+    """The same over the longer time for which a share of the largest demand is kept."""
     watched_since: float | None = None
     """Since when demand was seen without a gap."""
     counts: tuple[tuple[float, int], ...] = ()
