@@ -26,9 +26,34 @@ def _widen(stored, DTYPE: tl.constexpr, FP8_BITS: tl.constexpr):
 
 
 @triton.jit
+def _split_pairs(pairs):
+    """float16 tiles of the lower and of the upper numbers of e4m3 pairs in int16, from compute capability 8.9 on."""
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 lower, upper;
+            .reg .b16 two;
+            prmt.b32 lower, $2, 0, 0x0020;
+            prmt.b32 upper, $2, 0, 0x0031;
+            cvt.u16.u32 two, lower;
+            cvt.rn.f16x2.e4m3x2 $0, two;
+            cvt.u16.u32 two, upper;
+            cvt.rn.f16x2.e4m3x2 $1, two;
+        }
+        """,
+        "=r,=r,r",
+        [pairs],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@triton.jit
 def _attend_block(
     q,
     acc,
+    acc_odd,
     row_max,
     row_sum,
     kv_ptr,
@@ -54,9 +79,14 @@ def _attend_block(
     TRANSFORM: tl.constexpr,
     MASKED: tl.constexpr,
     FP8_BITS: tl.constexpr,
+    FP8_PAIRS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One block of keys into a tile's running sums; bits_ptr: where each row's own mask begins."""
+    """One block of keys into a tile's running sums; bits_ptr: where each row's own mask begins.
+
+    FP8_PAIRS: acc holds the even elements of a head and acc_odd the odd ones. The matrix units take values by columns,
+    which shared memory gives for 16 bits at a time only: so values come as pairs of e4m3 and are parted in registers.
+    """
     position = start + tl.arange(0, BLOCK_N)
     inside = position < kv_end
     page = tl.load(table_ptr + position // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
@@ -64,7 +94,15 @@ def _attend_block(
     present = inside[:, None] & (lane < HEAD_SIZE)[None, :]
     # What is not present is read as 0, never from memory: a free slot may hold NaN.
     k = _widen(tl.load(kv_ptr + row[:, None] + lane[None, :], mask=present, other=0.0), q.dtype, FP8_BITS)
-    v = _widen(tl.load(kv_ptr + v_offset + row[:, None] + lane[None, :], mask=present, other=0.0), q.dtype, FP8_BITS)
+    if FP8_PAIRS:
+        half = tl.arange(0, acc.shape[1])
+        pairs_ptr = (kv_ptr + v_offset).to(tl.pointer_type(tl.int16), bitcast=True)
+        pair_row = page * (stride_page // 2) + (position % PAGE_SIZE) * (HEAD_SIZE // 2)
+        halves = inside[:, None] & (half < HEAD_SIZE // 2)[None, :]
+        v, v_odd = _split_pairs(tl.load(pairs_ptr + pair_row[:, None] + half[None, :], mask=halves, other=0))
+    else:
+        v = tl.load(kv_ptr + v_offset + row[:, None] + lane[None, :], mask=present, other=0.0)
+        v = _widen(v, q.dtype, FP8_BITS)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
     if SOFT_CAP:
         # cap · tanh(s / cap)
@@ -90,7 +128,9 @@ def _attend_block(
     decay = tl.exp2(row_max - shift)
     acc = acc * decay[:, None]
     acc = tl.dot(weights.to(q.dtype), v, acc, input_precision=PRECISION)
-    return acc, new_max, row_sum * decay + tl.sum(weights, 1)
+    if FP8_PAIRS:
+        acc_odd = tl.dot(weights.to(q.dtype), v_odd, acc_odd * decay[:, None], input_precision=PRECISION)
+    return acc, acc_odd, new_max, row_sum * decay + tl.sum(weights, 1)
 
 
 @triton.jit
@@ -135,6 +175,7 @@ def attend(
     HAS_MASK: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     FP8_BITS: tl.constexpr,
+    FP8_PAIRS: tl.constexpr,
     LISTED: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     TRANSFORM: tl.constexpr,
@@ -188,10 +229,21 @@ def attend(
             scale = scale_log2 * unit
             if HAS_SCALES:
                 scale = scale * tl.load(scales_ptr + kv_head)
+            if FP8_PAIRS:
+                # Products are made in float16, which holds e4m3 numbers as they are: queries go there divided by the
+                # power of two below each row's largest, so that none overflows and what is lost is far below it.
+                wide = q.to(tl.float32)
+                largest = tl.maximum(tl.max(tl.abs(wide), 1), 1e-30)
+                power = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+                q = (wide / power[:, None]).to(tl.float16)
+                scale = scale * power[:, None]
 
             row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
             row_sum = tl.zeros([BLOCK_M], tl.float32)
-            acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+            acc = tl.zeros([BLOCK_M, BLOCK_D // 2 if FP8_PAIRS else BLOCK_D], tl.float32)
+            acc_odd = row_max
+            if FP8_PAIRS:
+                acc_odd = tl.zeros([BLOCK_M, BLOCK_D // 2], tl.float32)
             table = table_ptr + slot * stride_table
             kv = kv_ptr + kv_head.to(tl.int64) * stride_kv_head
             masked_begin = kv_begin
@@ -200,20 +252,22 @@ def attend(
                 seen_by_all = tl.maximum(tl.minimum(first_position + 1, kv_end) - kv_begin, 0)
                 masked_begin = kv_begin + seen_by_all // BLOCK_N * BLOCK_N
                 for start in range(kv_begin, masked_begin, BLOCK_N):
-                    acc, row_max, row_sum = _attend_block(
-                        q, acc, row_max, row_sum, kv, table, start, kv_end, query_position, head, lane, stride_page,
+                    acc, acc_odd, row_max, row_sum = _attend_block(
+                        q, acc, acc_odd, row_max, row_sum, kv, table, start, kv_end, query_position, head, lane, stride_page,
                         stride_kind, scale, soft_cap, window, values, bits_ptr,
                         PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, HAS_MASK, SOFT_CAP, TRANSFORM, False, FP8_BITS,
-                        PRECISION,
+                        FP8_PAIRS, PRECISION,
                     )  # fmt: skip
             for start in range(masked_begin, kv_end, BLOCK_N):
-                acc, row_max, row_sum = _attend_block(
-                    q, acc, row_max, row_sum, kv, table, start, kv_end, query_position, head, lane, stride_page,
+                acc, acc_odd, row_max, row_sum = _attend_block(
+                    q, acc, acc_odd, row_max, row_sum, kv, table, start, kv_end, query_position, head, lane, stride_page,
                     stride_kind, scale, soft_cap, window, values, bits_ptr,
                     PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, HAS_MASK, SOFT_CAP, TRANSFORM, True, FP8_BITS,
-                    PRECISION,
+                    FP8_PAIRS, PRECISION,
                 )  # fmt: skip
 
+            if FP8_PAIRS:
+                acc = tl.interleave(acc, acc_odd)
             if HAS_SCALES:
                 acc = acc * (tl.load(scales_ptr + kv_heads + kv_head) * unit)
             elif FP8_BITS:

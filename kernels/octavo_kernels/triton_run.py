@@ -95,6 +95,7 @@ class Runner:
             HAS_MASK=variant.custom_mask,
             HAS_SCALES=tensors.scales is not None,
             FP8_BITS=kv.dtype == torch.uint8,
+            FP8_PAIRS=kv.dtype == FP8 and q.dtype != torch.float32,
             LISTED=work.groups is not None,
             SOFT_CAP=variant.soft_cap is not None,
             TRANSFORM=None if transform is None else transform.kernel,

@@ -80,14 +80,15 @@ if KIND == "plan":
     compile(plan_merge, {**merge, "MERGE_COLUMNS": 8})
 elif KIND == "attend":
     # Large tiles take the compiler long where it has no matrix instructions to use.
-    plain = {"HAS_MASK": False, "HAS_SCALES": False, "FP8_BITS": False, "LISTED": False}
+    plain = {"HAS_MASK": False, "HAS_SCALES": False, "FP8_BITS": False, "FP8_PAIRS": False, "LISTED": False}
     tiles = [(16, False, 4, 4, plain, {})]
     if ARCHITECTURE in (80, 90):
         tiles.append((64, True, 16, 1, plain, {}))
-    if ARCHITECTURE in (75, 90):
+    if ARCHITECTURE in (75, 89, 90, 120):
         # FP8 pools: as bytes where the architecture has no conversion of its own.
         fp8 = {"kv_ptr": "*fp8e4nv" if ARCHITECTURE >= 89 else "*u8"}
-        masked = {"HAS_MASK": True, "HAS_SCALES": True, "FP8_BITS": ARCHITECTURE < 89, "LISTED": True}
+        masked = {"HAS_MASK": True, "HAS_SCALES": True, "LISTED": True}
+        masked |= {"FP8_BITS": ARCHITECTURE < 89, "FP8_PAIRS": ARCHITECTURE >= 89}
         tiles.append((16, False, 4, 4, masked, fp8))
     for block_m, two_loops, rows, splits, fields, typed in tiles:
         compile(
