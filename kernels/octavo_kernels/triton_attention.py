@@ -253,15 +253,15 @@ def attend(
                 masked_begin = kv_begin + seen_by_all // BLOCK_N * BLOCK_N
                 for start in range(kv_begin, masked_begin, BLOCK_N):
                     acc, acc_odd, row_max, row_sum = _attend_block(
-                        q, acc, acc_odd, row_max, row_sum, kv, table, start, kv_end, query_position, head, lane, stride_page,
-                        stride_kind, scale, soft_cap, window, values, bits_ptr,
+                        q, acc, acc_odd, row_max, row_sum, kv, table, start, kv_end, query_position, head, lane,
+                        stride_page, stride_kind, scale, soft_cap, window, values, bits_ptr,
                         PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, HAS_MASK, SOFT_CAP, TRANSFORM, False, FP8_BITS,
                         FP8_PAIRS, PRECISION,
                     )  # fmt: skip
             for start in range(masked_begin, kv_end, BLOCK_N):
                 acc, acc_odd, row_max, row_sum = _attend_block(
-                    q, acc, acc_odd, row_max, row_sum, kv, table, start, kv_end, query_position, head, lane, stride_page,
-                    stride_kind, scale, soft_cap, window, values, bits_ptr,
+                    q, acc, acc_odd, row_max, row_sum, kv, table, start, kv_end, query_position, head, lane,
+                    stride_page, stride_kind, scale, soft_cap, window, values, bits_ptr,
                     PAGE_SIZE, HEAD_SIZE, BLOCK_N, HAS_WINDOW, HAS_MASK, SOFT_CAP, TRANSFORM, True, FP8_BITS,
                     FP8_PAIRS, PRECISION,
                 )  # fmt: skip
