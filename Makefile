@@ -75,5 +75,5 @@ bench-report: environment ## tables of all results, those short of their goal fi
 
 clean: ## remove what the verbs made here: the demo, .venv and caches (not the built programs' cache)
 	@if [ -x $(BIN)/octavo-localcluster ]; then $(BIN)/python scripts/demo.py --down; fi
-	@rm -rf .venv .venv.lock .state .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-triton36 .venv.lock .state .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

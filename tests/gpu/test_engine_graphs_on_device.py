@@ -103,7 +103,9 @@ def test_any_mix_of_prompts_and_generation_answers_in_graphs_as_eagerly(folder: 
     engine = begin(folder)
     used = used_buckets(engine)
     answers = run(engine, mixed(100), at_once=3)
-    assert {bucket.kind for bucket in used} >= {"plain", "long"}
+    kinds = {bucket.kind for bucket in used}
+    assert "long" in kinds
+    assert kinds & {"plain", "little"}
     assert len(used) > 8
     differ = [number for number, tokens in expected.items() if answers[number] != tokens]
     # float32 sums are cut otherwise in another mix; a near tie may fall the other way and changes all that follows.
@@ -118,7 +120,7 @@ def test_a_bucket_of_112_with_100_sequences_is_right_at_the_first_and_the_thousa
     for _ in range(34):
         last = run(engine, [submit(number, prompt, 30) for number, prompt in enumerate(prompts)])
     assert last == first
-    assert used[Bucket(112, 112)] > 900
+    assert sum(count for bucket, count in used.items() if (bucket.tokens, bucket.sequences) == (112, 112)) > 900
 
 
 def test_shared_prefixes_are_read_once_and_change_no_answer(folder: Path) -> None:
