@@ -36,11 +36,6 @@ The API server's own limits are met first: each service is about eight objects a
 `make bench-operator` runs a real API server, controllers, scheduler and operator; kwok pretends to run the pods. Leases
 of simulated nodes last ten minutes there, since two thousand nodes would renew two hundred a second otherwise.
 
-One figure below is short of its goal: plans made when one node is relabelled. An earlier run counted 125, the services of
-the type, and the operator's indexes alone name these 125; two later runs counted 659 and 839 within ten seconds, without a
-write. A complete list, which plans all services once more, comes every 300 s and probably fell into those seconds. The
-benchmark has since been changed to list each hour and was not yet run again at full size.
-
 """
 
 
