@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from octavo_kernels.triton_append import _rope_append
-from octavo_kernels.triton_fused import _rms_norm, _silu_mul
+from octavo_kernels.triton_fused import _gated_mul, _rms_norm
 from octavo_kernels.triton_sampling import add_biases, measure_and_draw, penalize
 from octavo_kernels.triton_skinny import skinny_product
 from octavo_kernels.triton_truncation import truncate_and_draw
@@ -29,6 +29,7 @@ from octavo_kernels.triton_truncation import truncate_and_draw
 ARCHITECTURE, KIND = int(sys.argv[1]), sys.argv[2]
 TYPES = {
     "eps": "fp32",
+    **dict.fromkeys(("q_norm_ptr", "k_norm_ptr", "scales_ptr"), "*fp16"),
     **dict.fromkeys(("seeds_ptr", "choices_ptr", "positions_ptr", "slots_ptr", "out_ptr"), "*i64"),
     **dict.fromkeys(("sum_ptr", "row_sum_ptr", "sums_ptr", "weights_ptr"), "*i64"),
     **dict.fromkeys(("logits_ptr", "temperature_ptr", "top_p_ptr", "min_p_ptr", "values_ptr", "cos_sin_ptr"), "*fp32"),
@@ -82,13 +83,19 @@ else:
     rows = {"out_ptr": "*fp16"}
     compile(_rms_norm, {"HAS_RESIDUAL": True, "BLOCK": 4096}, rows, num_warps=8)
     compile(_rms_norm, {"HAS_RESIDUAL": False, "BLOCK": 1024}, rows, num_warps=2)
-    compile(_silu_mul, {"BLOCK": 1024}, rows, num_warps=4)
+    for activation in ("silu", "gelu", "gelu_tanh"):
+        compile(_gated_mul, {"ACTIVATION": activation, "BLOCK": 1024}, rows, num_warps=4)
     heads = {"QUERY_HEADS": 6, "KV_HEADS": 2, "HEAD_SIZE": 80, "PAGE_SIZE": 16, "BLOCK_HEADS": 8, "BLOCK_D": 128}
+    plain = {"NORMED": False, "SCALED": False, "FP8_BITS": False}
     pairs = {"ROPE_SIZE": 64, "BLOCK_PAIRS": 32, "FIRST_PART": 0}
-    compile(_rope_append, {**heads, **pairs, "INTERLEAVED": False}, num_warps=4)
-    compile(_rope_append, {**heads, **pairs, "INTERLEAVED": True}, num_warps=4)
+    compile(_rope_append, {**heads, **plain, **pairs, "INTERLEAVED": False}, num_warps=4)
+    compile(_rope_append, {**heads, **plain, **pairs, "INTERLEAVED": True}, num_warps=4)
     bare = {"ROPE_SIZE": 0, "BLOCK_PAIRS": 1, "FIRST_PART": 1, "INTERLEAVED": False}
-    compile(_rope_append, {**heads, **bare}, num_warps=4)
+    compile(_rope_append, {**heads, **plain, **bare}, num_warps=4)
+    normed = {"NORMED": True, "SCALED": True, "FP8_BITS": True}
+    bytes_ = {"kv_ptr": "*u8", "scales_ptr": "*fp32"}
+    compile(_rope_append, {**heads, **normed, **pairs, "INTERLEAVED": False}, bytes_, num_warps=4)
+    compile(_rope_append, {**heads, **bare, "NORMED": False, "SCALED": False, "FP8_BITS": True}, bytes_, num_warps=4)
     halves = dict.fromkeys(("bias_ptr", "residual_ptr", "out_ptr"), "*fp16") | {"partial_ptr": "*fp32"}
     tiles = {"BLOCK_N": 64, "BLOCK_K": 64, "ROWS": 16, "STAGES": 3, "OVERLAP": ARCHITECTURE >= 90}
     compile(skinny_product, {**tiles, "GATED": True, "EVEN": True}, halves, num_warps=4)
