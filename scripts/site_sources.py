@@ -1,4 +1,6 @@
-"""Hook of the documentation site: what pages link to outside of docs/ gets a page of its own there.
+"""Hooks of the documentation site: folders in the navigation, and pages for what is linked outside of docs/.
+
+An entry of the navigation that ends in a slash stands for the pages of that folder, the index first, then by name.
 
 In the repository such a link (`../../examples/smollm2-cpu.yaml`) is right as it stands. The site has no repository to
 point to, and may be read where there is no network: so each linked file is shown on the site as it was when it was
@@ -18,6 +20,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "sources"
+INDEXES = ("index", "README")
 LINK = re.compile(r"(\]\()([^()\s#]+)((?:#[^()\s]*)?\))")
 FENCE = re.compile(r"^ {0,3}(```+|~~~+)")
 LANGUAGES = {
@@ -88,6 +91,17 @@ def linked(pages: Files) -> list[str]:
                     for inner in files_of(path) if (ROOT / path).is_dir() else ():
                         found.setdefault(inner)
     return list(found)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Puts the pages of a folder in place of its name in the navigation."""
+    docs = Path(config.docs_dir)
+    for section in config.nav or ():
+        for title, entry in section.items() if isinstance(section, dict) else ():
+            if isinstance(entry, str) and entry.endswith("/"):
+                pages = sorted((docs / entry).glob("*.md"), key=lambda page: (page.stem not in INDEXES, page.name))
+                section[title] = [str(page.relative_to(docs)) for page in pages]
+    return config
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
