@@ -108,7 +108,7 @@ def scaling() -> Picture:
     p.say(585, 78, "every 15 s", anchor="middle")
     p.arrow((765, 154), (765, 262), (28, 262), (28, 108))
     p.say(
-        430,
+        400,
         254,
         "up: at the next decision, starting pods count as supply · down: one at a time, after scaleDownSeconds",
         anchor="middle",
