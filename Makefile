@@ -8,7 +8,7 @@ BIN := .venv/bin
 ONCE ?=
 ARGS ?=
 
-.PHONY: help environment programs demo demo-down test test-gpu lint format types imports generate verify lock \
+.PHONY: help environment programs demo demo-down test test-gpu lint format types imports generate verify lock docs \
 	bench bench-cpu bench-demo bench-http bench-operator bench-report clean
 
 help: ## list these verbs
@@ -53,6 +53,10 @@ generate: environment ## rewrite the generated files: CRDs, the chart's copies, 
 verify: environment ## fail when a generated file differs from its source
 	@$(BIN)/python scripts/generated.py
 
+docs: environment ## the documentation site, built strictly into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "docs: build/site/index.html; to read it: $(BIN)/python -m http.server --directory build/site"
+
 lock: environment ## resolve requirements/*.txt anew from the packages' pyproject.toml
 	@scripts/lock.sh
 
@@ -75,5 +79,5 @@ bench-report: environment ## tables of all results, those short of their goal fi
 
 clean: ## remove what the verbs made here: the demo, .venv and caches (not the built programs' cache)
 	@if [ -x $(BIN)/octavo-localcluster ]; then $(BIN)/python scripts/demo.py --down; fi
-	@rm -rf .venv .venv-triton36 .venv.lock .state .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf build/site .venv .venv-triton36 .venv.lock .state .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
