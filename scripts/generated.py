@@ -21,7 +21,15 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import report  # noqa: E402
 from benchmarks.common import read_results  # noqa: E402
 from dashboards import generate as dashboards  # noqa: E402
-from scripts import catalogue, chart_readme, http_page, operator_metrics_page, reference, scale_page  # noqa: E402
+from scripts import (  # noqa: E402
+    catalogue,
+    chart_readme,
+    http_page,
+    operator_metrics_page,
+    reference,
+    scale_page,
+    versions,
+)
 
 Generator = Callable[[], Mapping[Path, str]]
 CHART_CRDS = ROOT / "charts" / "octavo" / "files" / "crds"
@@ -59,6 +67,7 @@ GENERATORS: tuple[Generator, ...] = (
     performance_page,
     reference_page,
     http_page.generate,
+    versions.generate,
     catalogue.generate,
     reasons_page,
     scale_page.generate,

@@ -44,7 +44,8 @@ def older_chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("older") / "octavo"
     shutil.copytree(CHART, folder)
     about = folder / "Chart.yaml"
-    about.write_text(about.read_text().replace("version: 0.1.0", "version: 0.0.9", 1))
+    now = yaml.safe_load(about.read_text())["version"]
+    about.write_text(about.read_text().replace(f'version: "{now}"', "version: 0.0.9", 1))
     crd = folder / "files" / "crds" / "inferenceservices.yaml"
     content = yaml.safe_load(crd.read_text())
     columns = content["spec"]["versions"][0]["additionalPrinterColumns"]
