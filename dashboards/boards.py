@@ -391,7 +391,7 @@ NODE_TYPES = Board(
                     ),
                     stacked=True,
                     width=16,
-                    runbook="OctavoNodeTypesUnresolved",
+                    runbook="OctavoImageUnresolved",
                 ),
                 Panel(
                     "Replicas by attention kernel and CUDA",
