@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .panels import SERIES, Board, Panel
 
 BY = "by (namespace, service)"
@@ -164,7 +166,7 @@ SERVICE = Board(
                     "short",
                     ((_sum("octavo_requests_running"), NAME),),
                 ),
-                USAGE,
+                replace(USAGE, width=24),
             ),
         ),
         (
@@ -320,6 +322,7 @@ SCALING = Board(
                         ),
                     ),
                     stacked=True,
+                    width=24,
                     runbook="OctavoScalingHeld",
                 ),
             ),

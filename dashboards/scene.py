@@ -69,9 +69,11 @@ class Scene:
 
     def send(self, clients: int, tokens: int = 24) -> None:
         """So many clients ask at once from now on."""
-        while len(self._senders) > clients:
-            self._senders[-1][1].set()
-            self._senders.pop()[0].join(120)
+        gone, self._senders = self._senders[clients:], self._senders[:clients]
+        for _, stop in gone:
+            stop.set()
+        for thread, _ in gone:
+            thread.join(120)
         while len(self._senders) < clients:
             stop = threading.Event()
             thread = threading.Thread(target=_send, args=(self.model, stop, tokens), daemon=True)
