@@ -31,6 +31,7 @@ from scripts import (  # noqa: E402
     operator_metrics_page,
     reference,
     scale_page,
+    versions,
 )
 
 Generator = Callable[[], Mapping[Path, str]]
@@ -73,6 +74,7 @@ GENERATORS: tuple[Generator, ...] = (
     performance_page,
     reference_page,
     http_page.generate,
+    versions.generate,
     catalogue.generate,
     reasons_page,
     scale_page.generate,
