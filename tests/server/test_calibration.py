@@ -177,7 +177,7 @@ def test_the_command_measures_and_reports_within_its_budget(cli: Any, tmp_path: 
 def test_the_command_searches_launches_and_serve_can_read_what_it_found(
     cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("calibrate", "--shape", "2,4,2,64", "--device", "CPU", "--cpu-threads", "1", "--budget-seconds", "12")
+    words = ("calibrate", "--shape", "2,4,2,64", "--device", "CPU", "--cpu-threads", "1", "--budget-seconds", "8")
     done = cli(*words)
     assert done.returncode == 0, done.stderr
     # Every table that was found is in the log, the chosen one in the result where it is faster than the default.
