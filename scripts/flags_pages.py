@@ -37,14 +37,19 @@ asks for the repository's files and reads configuration and headers by range. It
 """
 CALIBRATE_TEXT = """\
 ## `octavo-server calibrate`
-Times attention for every block size and prints the best as one JSON object (and writes it to `OCTAVO_TERMINATION_LOG`);
-no model is loaded. A round over all block sizes is always whole, so a small budget measures fewer points.
+Times attention for every block size, searches faster launch configurations for them with the kernels' tuner, and prints
+the best as one JSON object (and writes it to `OCTAVO_TERMINATION_LOG`); no model is loaded. Its `launchTable` is what
+`--launch-table` of `serve` reads; the tables of all block sizes are in the log. A first round over all block sizes is
+always whole, so a small budget measures fewer points and may leave the launches at their default.
+
+`serve` says at start where its launches come from, as does `octavo_launch_info{source}`. A table that can't be read ends
+the start (`LaunchTableUnreadable`); one of another accelerator or shape serves nothing, and safe defaults are used.
 """
 CHECK_TEXT = """\
 ## `octavo-server check`
-Shows the device, its driver, the versions of torch and Triton, the CPU's features, and whether the attention kernels
-give a right result here; `--json` as one object. Exit code 2 when something stands in the server's way, with the
-remedy.
+Shows the device, its driver, the versions of torch and Triton, the CPU's features, where launch configurations come
+from, and whether the attention kernels give a right result here; `--json` as one object. Exit code 2 when something
+stands in the server's way, with the remedy.
 """
 OPERATOR_HEAD = """\
 # Settings of `octavo-operator`

@@ -131,3 +131,5 @@ class ServerState:
             )
             for reason in self.ready.fallback_reasons:
                 _LOG.warning("slower kernels are in use: %s", reason)
+            if self.ready.launch_message:
+                _LOG.info("launch configurations: %s", self.ready.launch_message)

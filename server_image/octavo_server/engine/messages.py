@@ -181,6 +181,10 @@ class Ready:
     quantization: str
     attention_backend: str
     fallback_reasons: list[str]
+    launch_source: str = "SafeDefaults"
+    """Where launch configurations come from: `LaunchTable` (--launch-table), `Shipped` or `SafeDefaults`."""
+    launch_message: str = ""
+    """The same in words."""
 
 
 @dataclass(frozen=True)
