@@ -9,7 +9,7 @@ ONCE ?=
 ARGS ?=
 
 .PHONY: help environment programs demo demo-down test test-gpu lint format types imports generate verify lock docs dist \
-	e2e-kind bench bench-cpu bench-demo bench-http bench-operator bench-report clean
+	e2e-kind bench bench-cpu bench-demo bench-http bench-operator bench-engine-host bench-report clean
 
 help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -73,6 +73,9 @@ bench-http: environment ## what the HTTP side costs: tokens a second, added late
 
 bench-operator: environment ## 200 InferenceServices at once on simulated nodes
 	@$(BIN)/python benchmarks/operator_scale.py $(ARGS)
+
+bench-engine-host: environment ## what a step of the engine costs its host, on a device that computes nothing
+	@$(BIN)/python benchmarks/engine_host.py $(ARGS)
 
 bench-report: environment ## tables of all results, those short of their goal first → docs/performance.md
 	@$(BIN)/python benchmarks/report.py

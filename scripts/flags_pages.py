@@ -12,6 +12,7 @@ from unittest import mock
 from octavo_cli.__main__ import parser as cli_parser
 from octavo_operator import __main__ as operator_main
 from octavo_server import options
+from octavo_server.bench import options as bench_options
 from octavo_server.flags import Option
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,6 +52,10 @@ Shows the device, its driver, the versions of torch and Triton, the CPU's featur
 from, and whether the attention kernels give a right result here; `--json` as one object. Exit code 2 when something
 stands in the server's way, with the remedy.
 """
+BENCH_TEXT = """\
+## `octavo-server bench serve | throughput | latency`
+How to measure with it: [benchmark.md](../how-to/benchmark.md).
+"""
 OPERATOR_HEAD = """\
 # Settings of `octavo-operator`
 
@@ -69,6 +74,8 @@ Under the name `kubectl-octavo` on PATH it is also `kubectl octavo`. It reads th
 does. Exit codes: 0 ended as asked, 1 failed, 2 refused for a reason that a person must mend, 130 interrupted. How to
 use it: [The command line](../how-to/command-line.md).
 """
+
+SERVE_NAMES = {option.name for option in options.SERVE}
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -97,9 +104,23 @@ def server_page() -> str:
     calibrate = server_tables([Option(**{**vars(item), "group": ""}) for item in options.CALIBRATE])
     parts = (
         SERVER_HEAD, "## `octavo-server serve`\n", server_tables(options.SERVE),
-        FETCH_TEXT, server_tables(options.FETCH), CALIBRATE_TEXT, calibrate, CHECK_TEXT,
+        FETCH_TEXT, server_tables(options.FETCH), CALIBRATE_TEXT, calibrate, CHECK_TEXT, bench_text(),
     )  # fmt: skip
     return "\n".join(parts)
+
+
+def bench_text() -> str:
+    """The section of the measuring commands: a setting that several of them take stands there once."""
+    served = {option.name for option in bench_options.SERVE}
+    latency = [item for item in bench_options.LATENCY if item.group != "" and item.name not in served | SERVE_NAMES]
+    shared = [f"`--{item.name}`" for item in bench_options.THROUGHPUT if item.name in SERVE_NAMES - served]
+    return "\n".join((
+        BENCH_TEXT,
+        server_tables(bench_options.SERVE),
+        "### `latency` alone",
+        server_tables([Option(**{**vars(item), "group": ""}) for item in latency]),
+        f"`throughput` and `latency` load a model and take these settings of `serve`: {', '.join(shared)}.\n",
+    ))  # fmt: skip
 
 
 def commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
