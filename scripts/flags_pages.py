@@ -43,8 +43,8 @@ the best as one JSON object (and writes it to `OCTAVO_TERMINATION_LOG`); no mode
 `--launch-table` of `serve` reads; the tables of all block sizes are in the log. A first round over all block sizes is
 always whole, so a small budget measures fewer points and may leave the launches at their default.
 
-`serve` says at start where its launches come from, as does `octavo_launch_info{source}`. A table that can't be read ends
-the start (`LaunchTableUnreadable`); one of another accelerator or shape serves nothing, and safe defaults are used.
+`serve` says at start where its launches come from, as does `octavo_launch_info{source}`. A table that can't be read
+ends the start (`LaunchTableUnreadable`); safe defaults take the place of one for another accelerator or shape.
 """
 CHECK_TEXT = """\
 ## `octavo-server check`
