@@ -20,6 +20,8 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = "sources"
+WIDE = ("migration/", "comparison.md", "performance.md")
+"""Pages with two manifests side by side or tables of many columns: no table of contents beside them."""
 INDEXES = ("index", "README")
 LINK = re.compile(r"(\]\()([^()\s#]+)((?:#[^()\s]*)?\))")
 FENCE = re.compile(r"^ {0,3}(```+|~~~+)")
@@ -115,8 +117,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turns links that leave docs/ to those pages; what leads nowhere is left for the strict build to refuse."""
     here = page.file.src_uri
-    if here.startswith("migration/"):
-        page.meta["hide"] = ["toc"]  # room for two manifests side by side
+    if here.startswith(WIDE):
+        page.meta["hide"] = ["toc"]
     lines = markdown.splitlines()
 
     def turned(found: re.Match[str]) -> str:
