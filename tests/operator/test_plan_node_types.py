@@ -400,6 +400,36 @@ async def test_slower_kernels_are_stated_in_status_and_the_service_runs():
     assert "12.6" in found["kernelFallback"]
 
 
+async def test_fast_kernels_come_first_at_one_price_and_only_what_is_used_is_called_slow():
+    world = World()
+    world.add_node("n1", labels("NVIDIA-A10", driver="535.183.06", cuda="12.2"), gpu="1")
+    world.add_node("n2", labels("NVIDIA-H100", driver="570.86.15", cuda="12.8"), gpu="1")
+    world.user_applies("chat", spec(1))
+    operator = await Operator(world, SETTINGS).start()
+    await run(operator, 12)
+    assert [pod["spec"]["nodeName"] for pod in world.pods()] == ["n2"]
+    assert condition(world, "chat", "ImageResolved")["reason"] == "Resolved"
+    world.user_applies("chat", spec(2))
+    await run(operator, 12)
+    said = condition(world, "chat", "ImageResolved")
+    assert said["reason"] == "KernelFallback"
+    assert said["message"].startswith("NVIDIA-A10: "), "the slow one is named"
+
+
+async def test_a_held_type_is_told_with_its_product_and_what_a_new_start_would_meet():
+    world, operator = await settled({"n1": 1}, spec(1))
+    world.change_node("n1", labels=labels(driver="520.61.05", cuda="11.8"))
+    assert await unmoved(world, operator)
+    said = condition(world, "chat", "NodeTypesResolved")
+    assert said["reason"] == "TypeHeld"
+    for word in ("NVIDIA-H100", "started anew they would not run", "520.61.05", "525.60.13"):
+        assert word in said["message"]
+    world.change_node("n1", labels={**labels(), "nvidia.com/cuda.runtime-version.major": "x"})
+    assert await unmoved(world, operator)
+    said = condition(world, "chat", "NodeTypesResolved")
+    assert "node n1 (NVIDIA-H100) has no usable label nvidia.com/cuda.runtime-version.major" in said["message"]
+
+
 async def test_a_service_on_cpus_stays_there_when_an_accelerator_arrives():
     world = World()
     world.add_node("c1")
