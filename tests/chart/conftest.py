@@ -42,6 +42,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "extraArgs": ["--log-level=Debug"],
         "policy": {
             "imagePrefixes": ["registry.example/team", "*"],
+            "tokenEndpoints": ["https://hub.example/mirror", "*"],
             "argumentPrefixes": [],
             "priorityClasses": ["serving", "*"],
             "tolerations": ["dedicated=llm", "example.com/pool", "*"],

@@ -51,6 +51,7 @@ def plan_settings(settings: Settings) -> PlanSettings:
         settings.images,
         reads_nodes=settings.nodes_access,
         image_prefixes=settings.image_prefixes,
+        token_endpoints=settings.token_endpoints,
         argument_prefixes=settings.argument_prefixes,
         priority_classes=settings.priority_classes,
         tolerations=settings.tolerations,
