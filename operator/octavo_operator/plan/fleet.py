@@ -165,12 +165,16 @@ def plan_fleet(
         image = node_type.choice.image
         assert image is not None, "a resolved type has an image"
         size, reason = choose_block_size(spec.engine.kv_cache.block_size, spec.engine.runtime, known.get(label))
-        fresh = Replica(service, spec, node_type, image.image, size, fetcher, facts.settings.proxy)
+        measured = known.get(label)
+        table = measured.launch_table if measured is not None and measured.block_size_tokens == size else ""
+        fresh = Replica(service, spec, node_type, image.image, size, fetcher, table, facts.settings.proxy)
         templates[label] = choose_template(facts, spec, node_type, fresh)
         why[label] = reason
         if int(templates[label].inputs.get("blockSize", 0)) != size:
             newer_sizes[label] = f"blockSize {size} – {reason}"
             why[label] = f"as it was chosen first; {size} at the next rollout: {reason}"[:256]
+        elif templates[label].inputs.get("launchTable", "") != table:
+            newer_sizes[label] = f"launch configurations for blockSize {size} – {reason}"
     spare = {
         label: room(
             [facts.views_by_name[name] for name in node_type.nodes], facts.usage, templates[label].pod.get("spec", {})

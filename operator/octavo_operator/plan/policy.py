@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
 
@@ -63,6 +64,22 @@ def _image(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
     yield f"image.reference {reference} is not below an allowed prefix (policy.imagePrefixes: {allowed})"
 
 
+def lies_below(path: str, folder: str) -> bool:
+    """Whether a path, with its `..` followed, is a folder or lies in it; `*` holds everything."""
+    if folder == EVERYTHING:
+        return True
+    clean, whole = posixpath.normpath(path), posixpath.normpath(folder)
+    return clean == whole or clean.startswith(whole.rstrip("/") + "/")
+
+
+def _files(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
+    named = [("model.uri", spec.model.uri), *(("model.adapters", item.uri) for item in spec.model.adapters)]
+    for field, uri in named:
+        path = uri.removeprefix("file://")
+        if path != uri and not any(lies_below(path, folder) for folder in settings.file_prefixes):
+            yield f"{field} {uri} (policy.filePrefixes: {', '.join(settings.file_prefixes) or 'none'})"
+
+
 def _arguments(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
     allowed = settings.argument_prefixes
     flags = [text for text in spec.engine.extra_args if text.startswith("-") and not re.fullmatch(r"-[0-9.]+", text)]
@@ -82,7 +99,8 @@ def endpoint_allowed(endpoint: str, allowed: Sequence[str]) -> bool:
 def _endpoint(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
     # The hub's token goes to the address as it is, and the key `token` is in every Secret of a service account. To a
     # store that speaks S3 only signatures go.
-    model, allowed = spec.model, settings.token_endpoints
+    model = spec.model
+    allowed = tuple(filter(None, (*settings.token_endpoints, settings.hub_endpoint)))
     if model.endpoint is None or model.secret_ref is None or not model.uri.startswith("hf://"):
         return
     if not endpoint_allowed(model.endpoint, allowed):
@@ -147,6 +165,7 @@ def _resources(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[s
 _RULES: tuple[Callable[[InferenceServiceSpec, PlanSettings], Iterable[str]], ...] = (
     _image,
     _endpoint,
+    _files,
     _arguments,
     _priority,
     _tolerations,
