@@ -54,6 +54,7 @@ def _add(parser: argparse.ArgumentParser, flag: str, *, what: str, **options: An
 
 
 BOUNDS = {
+    "--token-endpoints": "mirrors of the hub that may be sent a Secret's token; * = all",
     "--priority-classes": "priority classes that services may name; * = all but those of Kubernetes itself",
     "--tolerations": "taints that services may tolerate, as key or key=value; * = all",
     "--resources": "resources of device plugins that services may ask for; * = all",
@@ -185,6 +186,7 @@ def _settings(flags: argparse.Namespace, images: tuple[CatalogueImage, ...] | No
         pull_secrets=_listed(flags.pull_secrets),
         proxy=read_proxy(flags.model_proxy, flags.model_no_proxy),
         image_prefixes=_listed(flags.image_prefixes),
+        token_endpoints=_listed(flags.token_endpoints),
         file_prefixes=_listed(flags.file_prefixes),
         argument_prefixes=_listed(flags.argument_prefixes),
         cache_claim=flags.default_cache_claim,

@@ -46,6 +46,7 @@ class Settings:
     pull_secrets: tuple[str, ...] = ()
     proxy: tuple[tuple[str, str], ...] = ()
     image_prefixes: tuple[str, ...] = ()
+    token_endpoints: tuple[str, ...] = ()
     file_prefixes: tuple[str, ...] = ("*",)
     argument_prefixes: tuple[str, ...] = SAFE_ARGUMENTS
     cache_claim: str = ""

@@ -45,6 +45,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "extraArgs": ["--log-level=Debug"],
         "policy": {
             "imagePrefixes": ["registry.example/team", "*"],
+            "tokenEndpoints": ["https://hub.example/mirror", "*"],
             "filePrefixes": ["/models", "/opt/models"],
             "argumentPrefixes": [],
             "priorityClasses": ["serving", "*"],

@@ -66,6 +66,7 @@ def test_the_operator_takes_the_arguments_that_the_chart_gives_it(render, chart_
     flags = _parser().parse_args(container["args"])
     policy = chart_values.get("policy", {"imagePrefixes": [], "argumentPrefixes": list(SAFE_ARGUMENTS)})
     assert list(filter(None, flags.image_prefixes.split(","))) == policy["imagePrefixes"]
+    assert list(filter(None, flags.token_endpoints.split(","))) == policy.get("tokenEndpoints", [])
     for name, given in (("priorityClasses", flags.priority_classes), ("tolerations", flags.tolerations),
                         ("resources", flags.resources)):  # fmt: skip
         assert list(filter(None, given.split(","))) == policy.get(name, [])

@@ -54,6 +54,7 @@ REFUSED_BY_THE_OPERATOR = {
     "taint-control": placed(tolerations=[{"key": CONTROL_PLANE, "operator": "Exists"}]),
     "taint-value": placed(tolerations=[{"key": "dedicated", "operator": "Exists"}]),
     "priority": placed(priorityClassName="system-node-critical"),
+    "token-mirror": {"model": {"uri": "hf://o/n", "endpoint": "https://evil.com", "secretRef": {"name": "robot"}}},
     "device": placed(resources={"limits": {"devices.kubevirt.io/kvm": "1"}}),
 }
 REFUSED_BY_THE_API_SERVER = {

@@ -216,6 +216,8 @@ def gpu_node(name, version, product, **more):
         "nvidia.com/gpu.compute.major": "9",
         "nvidia.com/gpu.compute.minor": "0",
         "nvidia.com/cuda.runtime-version.full": "12.8",
+        "nvidia.com/cuda.runtime-version.major": "12",
+        "nvidia.com/cuda.runtime-version.minor": "8",
         **more,
     }
     metadata = {"name": name, "uid": name, "resourceVersion": str(version), "labels": labels}

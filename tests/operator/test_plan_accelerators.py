@@ -20,6 +20,8 @@ H100 = {
     "nvidia.com/gpu.sharing-strategy": "none",
     "nvidia.com/cuda.driver-version.full": "580.65.06",
     "nvidia.com/cuda.runtime-version.full": "13.0",
+    "nvidia.com/cuda.runtime-version.major": "13",
+    "nvidia.com/cuda.runtime-version.minor": "0",
 }
 MI300X = {
     "amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM",
@@ -67,7 +69,7 @@ PARTS = {
 
 @pytest.mark.parametrize("spelling", [DEPRECATED, PARTS])
 def test_every_spelling_of_the_versions_is_read_alike(spelling):
-    plain = {key: value for key, value in H100.items() if not key.endswith(".full")}
+    plain = {key: value for key, value in H100.items() if "/cuda." not in key}
     assert the({**plain, **spelling}) == the(H100)
 
 
@@ -151,7 +153,9 @@ def test_both_spellings_of_amds_labeller_are_read(stem):
     [
         *(("nvidia.com/gpu.product", value) for value in (None, "")),
         *(("nvidia.com/gpu.compute.major", value) for value in (None, "", "x", "²")),
-        *(("nvidia.com/cuda.runtime-version.full", value) for value in (None, "", "x", "13")),
+        *(("nvidia.com/cuda.runtime-version.major", value) for value in (None, "", "x", "013", "²")),
+        *(("nvidia.com/cuda.runtime-version.minor", value) for value in (None, "", "x")),
+        ("nvidia.com/cuda.runtime-version.full", "12.8"),
     ],
 )
 def test_a_missing_empty_or_odd_label_is_a_reason_that_names_the_node(label, value):
@@ -159,7 +163,16 @@ def test_a_missing_empty_or_odd_label_is_a_reason_that_names_the_node(label, val
     found, [reason] = read_accelerators(gpu_node(labels))
     assert found == ()
     assert "n1" in reason
-    assert label.removesuffix(".full").removesuffix(".major") in reason
+    assert label.rpartition(".")[0] in reason
+
+
+def test_a_version_that_the_scheduler_cannot_compare_is_not_counted_on():
+    labels = {key: value for key, value in H100.items() if not key.endswith(("version.major", "version.minor"))}
+    found, [reason] = read_accelerators(gpu_node(labels))
+    assert found == ()
+    assert "runtime-version.major and .minor" in reason
+    half = {**labels, "nvidia.com/cuda.runtime-version.major": "13", "nvidia.com/cuda.runtime.major": "12"}
+    assert read_accelerators(gpu_node(half))[0] == (), "half a current spelling is not completed from the older one"
 
 
 def test_an_invalid_mig_configuration_is_a_reason():

@@ -157,6 +157,7 @@ def test_affinity_admits_drivers_that_run_the_image_under_every_spelling(fit, cu
     key = TypeKey("NVIDIA-H100", "NVIDIA", "9.0", "", "nvidia.com/gpu", "x", fit, cuda)
     major, minor = driver.split(".")
     found = {"nvidia.com/gpu.product": "NVIDIA-H100", f"{spelling}.major": major, f"{spelling}.minor": minor}
+    found |= {"nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0"}
     assert admits(key, found) == admitted
     assert not admits(key, {**found, "nvidia.com/gpu.product": "NVIDIA-H200"})
 
@@ -192,13 +193,37 @@ DRIVERS = st.sampled_from(
     [("525.60.13", "12.0"), ("560.35.03", "12.6"), ("570.86.15", "12.8"), ("580.65.06", "13.0"), ("520.1.1", "11.8")]
 )
 PRODUCTS = st.sampled_from(["NVIDIA-H100", "NVIDIA-L4", "NVIDIA-A100-MIG-1g.10gb", "NVIDIA-L4-SHARED"])
+
+
+def discovered(product, driver, override, spelling, capability, strategy, stale):
+    """Labels of a node as feature discovery of one time or another writes them."""
+    found = labels(product, *driver)
+    found["nvidia.com/gpu.compute.major"], found["nvidia.com/gpu.compute.minor"] = capability.split(".")
+    if product.endswith("-SHARED"):
+        found["nvidia.com/gpu.sharing-strategy"] = strategy
+    if "-MIG-" in product:
+        found["nvidia.com/gpu.slices.gi"] = "1"
+    if override:
+        found[PRODUCT_OVERRIDE_LABEL] = override
+    old = dict(zip(("nvidia.com/cuda.runtime.major", "nvidia.com/cuda.runtime.minor"), stale.split("."), strict=True))
+    if spelling == "both":
+        return found | old
+    if spelling == "deprecated":
+        plain = {key: value for key, value in found.items() if "/cuda." not in key}
+        major, minor = driver[1].split(".")
+        return plain | {"nvidia.com/cuda.runtime.major": major, "nvidia.com/cuda.runtime.minor": minor}
+    return found
+
+
 LABELS = st.builds(
-    lambda product, driver, override: (
-        labels(product, *driver) | ({PRODUCT_OVERRIDE_LABEL: override} if override else {})
-    ),
+    discovered,
     PRODUCTS,
     DRIVERS,
     st.sampled_from(["", "", "pool"]),
+    st.sampled_from(["current", "deprecated", "both"]),
+    st.sampled_from(["9.0", "9.0", "8.0"]),
+    st.sampled_from(["time-slicing", "mps"]),
+    st.sampled_from(["11.8", "13.0"]),
 )
 
 
@@ -213,6 +238,31 @@ def test_a_type_admits_every_node_that_it_counts_and_no_label_stands_for_two_typ
     for item in types:
         for name in item.nodes:
             assert admits(item.key, found[int(name[1:])]), (item.key, found[int(name[1:])])
+
+
+@settings(max_examples=300)
+@given(st.lists(LABELS, min_size=1, max_size=6))
+def test_no_pod_of_a_type_can_land_on_a_node_that_its_image_or_sharing_does_not_suit(found):
+    nodes = [node(f"g{number}", each) for number, each in enumerate(found)]
+    wanted = placement(accelerators=[{"products": sorted({each.accelerators[0].product for each in nodes})}])
+    for item in resolve(wanted, nodes, (*IMAGES, CU130), None).types:
+        for read, each in zip(nodes, found, strict=True):
+            # Under one word of an administrator a replica for a part may get a whole accelerator, never the other way.
+            whole_for_part = item.key.sharing and any(facts.sharing == "" for facts in read.accelerators)
+            if admits(item.key, each) and not (PRODUCT_OVERRIDE_LABEL in each and whole_for_part):
+                assert any(item.key.runs_on(facts) for facts in read.accelerators), (item.key, each)
+
+
+def test_one_word_for_two_capabilities_keeps_each_image_where_it_runs():
+    hopper = labels(driver="560.35.03", cuda="12.6") | {PRODUCT_OVERRIDE_LABEL: "fast"}
+    blackwell = labels(driver="570.86.15", cuda="12.8") | {PRODUCT_OVERRIDE_LABEL: "fast"}
+    blackwell["nvidia.com/gpu.compute.major"] = "10"
+    images = (CatalogueImage("a", "r/a", "12.6", ("9.0",)), CatalogueImage("b", "r/b", "12.8", ("9.0", "10.0")))
+    nodes = [node("h", hopper), node("b", blackwell)]
+    types = {item.choice.image.name: item for item in resolve(placement(), nodes, images, None).types}
+    assert (types["a"].nodes, types["b"].nodes) == (("h",), ("b",))
+    assert admits(types["a"].key, hopper)
+    assert not admits(types["a"].key, blackwell), "its image has no code for compute capability 10.0"
 
 
 @given(st.lists(LABELS, min_size=1, max_size=5), st.lists(LABELS, max_size=3))
@@ -348,6 +398,36 @@ async def test_slower_kernels_are_stated_in_status_and_the_service_runs():
     [found] = world.get("InferenceService", "chat")["status"]["nodeTypes"]
     assert found["imageMode"] == "MinorVersion"
     assert "12.6" in found["kernelFallback"]
+
+
+async def test_fast_kernels_come_first_at_one_price_and_only_what_is_used_is_called_slow():
+    world = World()
+    world.add_node("n1", labels("NVIDIA-A10", driver="535.183.06", cuda="12.2"), gpu="1")
+    world.add_node("n2", labels("NVIDIA-H100", driver="570.86.15", cuda="12.8"), gpu="1")
+    world.user_applies("chat", spec(1))
+    operator = await Operator(world, SETTINGS).start()
+    await run(operator, 12)
+    assert [pod["spec"]["nodeName"] for pod in world.pods()] == ["n2"]
+    assert condition(world, "chat", "ImageResolved")["reason"] == "Resolved"
+    world.user_applies("chat", spec(2))
+    await run(operator, 12)
+    said = condition(world, "chat", "ImageResolved")
+    assert said["reason"] == "KernelFallback"
+    assert said["message"].startswith("NVIDIA-A10: "), "the slow one is named"
+
+
+async def test_a_held_type_is_told_with_its_product_and_what_a_new_start_would_meet():
+    world, operator = await settled({"n1": 1}, spec(1))
+    world.change_node("n1", labels=labels(driver="520.61.05", cuda="11.8"))
+    assert await unmoved(world, operator)
+    said = condition(world, "chat", "NodeTypesResolved")
+    assert said["reason"] == "TypeHeld"
+    for word in ("NVIDIA-H100", "started anew they would not run", "520.61.05", "525.60.13"):
+        assert word in said["message"]
+    world.change_node("n1", labels={**labels(), "nvidia.com/cuda.runtime-version.major": "x"})
+    assert await unmoved(world, operator)
+    said = condition(world, "chat", "NodeTypesResolved")
+    assert "node n1 (NVIDIA-H100) has no usable label nvidia.com/cuda.runtime-version.major" in said["message"]
 
 
 async def test_a_service_on_cpus_stays_there_when_an_accelerator_arrives():

@@ -22,6 +22,7 @@ from tests.operator.world import Operator, World, condition, run
 ALLOWED = PlanSettings(
     images=SETTINGS.images,
     image_prefixes=("r.example/team", "mirror/"),
+    token_endpoints=("https://hub.example/mirror/",),
     argument_prefixes=("--max-",),
     priority_classes=("serving",),
     tolerations=("team", "dedicated=llm"),
@@ -118,9 +119,20 @@ def pinned(reference):
     return {"policy": "Pinned", "reference": reference, "cudaVersion": "12.8"}
 
 
+def mirrored(endpoint, secret=True, uri="hf://org/name"):
+    more = {"secretRef": {"name": "robot-token"}} if secret else {}
+    return {"model": {"uri": uri, "endpoint": endpoint, **more}}
+
+
 @pytest.mark.parametrize(
     ("more", "word"),
     [
+        (mirrored("https://evil.com"), "https://evil.com would be sent the token of Secret robot-token"),
+        (mirrored("https://hub.example"), "policy.tokenEndpoints: https://hub.example/mirror/"),
+        (mirrored("https://hub.example/mirrors"), "hub.example/mirrors"),
+        (mirrored("http://hub.example/mirror"), "http://hub.example"),
+        (mirrored("https://hub.example:8443/mirror"), ":8443"),
+        (mirrored("https://hub.example.evil.com/mirror"), "evil.com"),
         ({"image": pinned("elsewhere/x:1")}, "elsewhere/x:1"),
         ({"engine": {"extraArgs": ["--chat-template", "/etc/passwd"]}}, "--chat-template"),
         ({"engine": {"extraArgs": ["--max-sequences", "4", "-x"]}}, "-x"),
@@ -156,6 +168,10 @@ async def test_what_the_administrator_does_not_allow_starts_nothing_and_says_so(
 @pytest.mark.parametrize(
     "more",
     [
+        mirrored("https://hub.example/mirror"),
+        mirrored("https://hub.example/mirror/eu"),
+        mirrored("https://elsewhere.example", secret=False),
+        mirrored("https://minio.example:9000", uri="s3://bucket/model"),
         {"image": pinned("r.example/team/x:1")},
         {"image": pinned(f"mirror/a/b{DIGEST}")},
         {"image": pinned("r/octavo-server:9-cuda12.8")},

@@ -202,6 +202,22 @@ async def test_a_broken_single_replica_gives_way_at_once():
     assert served(world) == {"next"}, "there was nothing to lose"
 
 
+async def test_an_older_spec_comes_back_verbatim_on_every_node_type_that_it_ran_on():
+    products = {f"n{number}": f"NVIDIA-{name}" for number, name in enumerate("ABCDE")}
+    world, operator = await settled(dict.fromkeys(products, 2), spec(10), products=products)
+    before = {item["metadata"]["labels"][contract.TEMPLATE_LABEL] for item in world.pods()}
+    assert len(before) == 5
+    for name in ("second", "third"):
+        world.user_applies("chat", spec(10, name=name))
+        await run(operator, 60)
+        assert served(world) == {name}
+    stored = {item["metadata"]["name"]: item["revision"] for item in world.of_kind("ControllerRevision")}
+    world.user_applies("chat", spec(10))
+    await run(operator, 60)
+    assert {item["metadata"]["labels"][contract.TEMPLATE_LABEL] for item in world.pods()} == before
+    assert {item["metadata"]["name"]: item["revision"] for item in world.of_kind("ControllerRevision")} == stored
+
+
 @pytest.mark.parametrize(("strategy", "least"), [("Surge", 2), ("Replace", 1)])
 async def test_a_stuck_rollout_keeps_serving_and_names_its_cause(strategy, least):
     body = spec(2, rollout={"strategy": strategy})

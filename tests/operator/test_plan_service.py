@@ -317,7 +317,11 @@ def test_a_replica_without_a_place_moves_to_the_node_type_that_has_one():
             "nvidia.com/gpu.compute.major": "9",
             "nvidia.com/gpu.compute.minor": "0",
         }
-        driver = {"nvidia.com/cuda.driver-version.full": "580.65.06", "nvidia.com/cuda.runtime-version.full": "13.0"}
+        driver = {
+            "nvidia.com/cuda.driver-version.full": "580.65.06",
+            "nvidia.com/cuda.runtime-version.major": "13",
+            "nvidia.com/cuda.runtime-version.minor": "0",
+        }
         labels = {**found, **driver, "nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.count": "1"}
         return node(name, labels=labels, cpu="64", **({"nvidia.com/gpu": "1"} if free else {"nvidia.com/gpu": "0"}))
 

@@ -281,6 +281,8 @@ def _matches(rule: Object, labels: Object) -> bool:
         return value in wanted
     if rule["operator"] == "DoesNotExist":
         return value is None
+    if rule["operator"] == "NotIn":
+        return value not in wanted
     assert rule["operator"] == "Gt", rule
     return value is not None and value.isdecimal() and int(value) > int(wanted[0])
 

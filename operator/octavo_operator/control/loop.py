@@ -52,6 +52,7 @@ def plan_settings(settings: Settings) -> PlanSettings:
         settings.images,
         reads_nodes=settings.nodes_access,
         image_prefixes=settings.image_prefixes,
+        token_endpoints=settings.token_endpoints,
         file_prefixes=settings.file_prefixes,
         argument_prefixes=settings.argument_prefixes,
         cache_claim=settings.cache_claim,

@@ -18,9 +18,12 @@ PRODUCT_LABEL = "nvidia.com/gpu.product"
 AMD_PRODUCT_LABELS = ("amd.com/gpu.product-name", "beta.amd.com/gpu.product-name")
 CUDA_LABELS = ("nvidia.com/cuda.runtime-version", "nvidia.com/cuda.runtime")
 """Highest CUDA version of the driver: current spelling, deprecated spelling."""
+SHARING_LABEL = "nvidia.com/gpu.sharing-strategy"
+SHARING_STRATEGIES = ("time-slicing", "mps")
 DRIVER_LABELS = ("nvidia.com/cuda.driver-version", "nvidia.com/cuda.driver")
 _NVIDIA_RESOURCE = re.compile(r"^nvidia\.com/(gpu|mig-([0-9]+g\.[0-9]+gb[a-z0-9.+_-]*?))(\.shared)?$")
 _MIG_PRODUCT = re.compile(r"-MIG-([0-9]+g\.[0-9]+gb[a-z0-9.+_]*)")
+_PLAIN_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _VERSION = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})*")
 
 Labels = Mapping[str, str]
@@ -91,6 +94,22 @@ def _labelled_version(labels: Labels, current: str, deprecated: str) -> str:
     return ""
 
 
+def _cuda(labels: Labels) -> tuple[str, str]:
+    """(highest CUDA version of the driver, what is wrong with its labels), one of them empty.
+
+    The scheduler compares major and minor as numbers, so these decide; a current spelling hides the deprecated one.
+    """
+    current, deprecated = CUDA_LABELS
+    prefix = current if f"{current}.major" in labels or f"{deprecated}.major" not in labels else deprecated
+    parts = [labels.get(f"{prefix}.{part}", "") for part in ("major", "minor")]
+    if not all(map(_PLAIN_NUMBER.fullmatch, parts)):
+        return "", f"no usable label {prefix}.major and .minor, which tell what the driver runs"
+    full = version(labels.get(f"{prefix}.full", ""))
+    if full[1:] and full[:2] != tuple(map(int, parts)):
+        return "", f"labels {prefix}.full ({labels[f'{prefix}.full']}) and .major.minor ({'.'.join(parts)}) that differ"
+    return ".".join(parts), ""
+
+
 def has_accelerator(node: Manifest) -> bool:
     """Whether a node shows or announces accelerators of any vendor."""
     labels = labels_of(node)
@@ -99,8 +118,10 @@ def has_accelerator(node: Manifest) -> bool:
 
 
 def _sharing(labels: Labels, product: str, prefix: str, profile: str, renamed: bool) -> str:
-    shared = renamed or product.endswith("-SHARED") or (_number(labels.get(f"{prefix}.replicas", "")) or 1) > 1
-    strategy = labels.get(f"{prefix}.sharing-strategy") or labels.get("nvidia.com/gpu.sharing-strategy", "")
+    own = labels.get(f"{prefix}.sharing-strategy", "")
+    several = (_number(labels.get(f"{prefix}.replicas", "")) or 1) > 1
+    shared = renamed or product.endswith("-SHARED") or several or own in SHARING_STRATEGIES
+    strategy = own or labels.get(SHARING_LABEL, "")
     mode = ("MPS" if strategy == "mps" else "SHARED") if shared else ""
     return "-".join(filter(None, (profile, mode)))
 
@@ -114,10 +135,9 @@ def _nvidia(name: str, labels: Labels, amounts: Mapping[str, int]) -> Reading:
     major, minor = (_number(labels.get(f"nvidia.com/gpu.compute.{part}", "")) for part in ("major", "minor"))
     if major is None or minor is None:
         return (), (f"node {name} ({label or override}) has no usable label nvidia.com/gpu.compute.major and .minor",)
-    cuda, driver = _labelled_version(labels, *CUDA_LABELS), _labelled_version(labels, *DRIVER_LABELS)
-    if len(version(cuda)) < 2:
-        what = f"no usable label {CUDA_LABELS[0]}.full, which tells what the driver runs"
-        return (), (f"node {name} ({label or override}) has {what}",)
+    (cuda, wrong), driver = _cuda(labels), _labelled_version(labels, *DRIVER_LABELS)
+    if wrong:
+        return (), (f"node {name} ({label or override}) has {wrong}",)
     offered = {resource: count for resource, count in amounts.items() if resource != AMD_RESOURCE and count}
     notes: tuple[str, ...] = ()
     if not offered:

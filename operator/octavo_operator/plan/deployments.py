@@ -19,6 +19,7 @@ from .pod_template import Replica, render, spec_inputs
 from .rollout import Scene, has_place, is_server, label_of, surges, waits_since
 
 KEPT_REVISIONS = 3
+"""Older specs whose templates are kept, each on all its node types."""
 
 
 def deployment_name(service: str, label: str) -> str:
@@ -167,9 +168,13 @@ def revisions(facts: Facts, wanted: Iterable[Template]) -> dict[str, Manifest]:
         if name not in live:
             number += 1
         found[name] = stored(facts, template, int(live[name]["revision"]) if name in live else number)
-    idle = [name for name in live if name not in used and name not in found][:KEPT_REVISIONS]
+    idle = {name: item["data"]["inputs"].get("spec") for name, item in live.items() if name not in {*used, *found}}
+    older: list[object] = []
+    for inputs in idle.values():
+        if inputs not in older:
+            older.append(inputs)
     for name, item in live.items():
-        if name not in found and (name in used or name in idle):
+        if name not in found and (name in used or idle.get(name) in older[:KEPT_REVISIONS]):
             data = item["data"]
             again = Template(*_marks(item), data["inputs"], data["template"])
             found[name] = stored(facts, again, int(item["revision"]))

@@ -98,6 +98,8 @@ class PlanSettings:
     """Whether the operator may read Nodes."""
     image_prefixes: tuple[str, ...] = ()
     """What a pinned image may begin with, beside the repositories of the catalogue's images."""
+    token_endpoints: tuple[str, ...] = ()
+    """Mirrors of the hub that may be sent the token of a Secret, with what lies below them."""
     file_prefixes: tuple[str, ...] = ("*",)
     """Folders of the image in which a model with file:// may lie."""
     argument_prefixes: tuple[str, ...] = SAFE_ARGUMENTS

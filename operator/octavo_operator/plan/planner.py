@@ -27,7 +27,7 @@ from .model_check import check_model
 from .node_types import NodeType
 from .pod_template import fetches_for_itself, limits_traffic
 from .policy import refusals
-from .resolution import Resolution, resolve, resolve_blindly
+from .resolution import Resolution, images_told, resolve, resolve_blindly
 from .rollout import label_of
 from .support import unsupported_fields
 from .tuning import Measured, Tuning, measured, plan_tuning
@@ -140,10 +140,15 @@ def _node_verdicts(facts: Facts, resolution: Resolution) -> list[Verdict]:
     if resolution.held:
         if not resolved:
             image = Verdict("ImageResolved", True, "Held", "images stay as they were chosen while nodes could be seen")
+        lost = ", ".join(resolution.held_products)
         message = (
-            f"replicas on node type {', '.join(resolution.held)} are held as they run: none of its nodes can be seen "
-            "with labels that fit; bring the nodes or their labels back, or change placement"
+            f"replicas on {lost} (node type {', '.join(resolution.held)}) are held as they run: none of its nodes can "
+            "be seen with labels that fit; bring the nodes or their labels back, or change placement"
         )
+        odd = [note for note in resolution.notes if any(product in note for product in resolution.held_products)]
+        message += "".join(f"; {note}" for note in odd[:3])
+        if not resolved and resolution.image_reason not in ("Resolved", "NoNodeFits"):
+            message += f"; started anew they would not run: {resolution.image_message}"
         return [Verdict("NodeTypesResolved", False, "TypeHeld", message), image]
     return [
         Verdict("NodeTypesResolved", resolved or resolution.reason == "NoImage", resolution.reason, resolution.message),
@@ -233,6 +238,11 @@ def plan(facts: Facts) -> Plan:
     known = measured(facts, spec, resolution.types, model.shape)
     may_start = runnable and model.proven
     fleet = plan_fleet(facts, spec, resolution, scaling.desired, may_start=may_start, known_sizes=known)
+    used = {item.label for item in fleet.types}
+    in_use = [item for item in resolution.types if item.label in used]
+    if in_use:
+        at = next(number for number, verdict in enumerate(verdicts) if verdict.type == "ImageResolved")
+        verdicts[at] = Verdict("ImageResolved", True, *images_told(in_use))
     servers = [
         pod
         for pod in facts.pods

@@ -89,6 +89,28 @@ def _arguments(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[s
         yield f"engine.extraArgs holds {', '.join(refused)} (policy.argumentPrefixes: {listed})"
 
 
+def endpoint_allowed(endpoint: str, allowed: Sequence[str]) -> bool:
+    """Whether an address lies below an allowed one: `https://m.example` admits https://m.example/hub, and neither
+    https://m.example.evil.com nor another port."""
+    stems = [each.rstrip("/") for each in allowed]
+    return EVERYTHING in allowed or any(f"{endpoint}/".startswith(f"{stem}/") for stem in stems if stem)
+
+
+def _endpoint(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
+    # The hub's token goes to the address as it is, and the key `token` is in every Secret of a service account. To a
+    # store that speaks S3 only signatures go.
+    model = spec.model
+    allowed = tuple(filter(None, (*settings.token_endpoints, settings.hub_endpoint)))
+    if model.endpoint is None or model.secret_ref is None or not model.uri.startswith("hf://"):
+        return
+    if not endpoint_allowed(model.endpoint, allowed):
+        listed = ", ".join(allowed) or "none"
+        yield (
+            f"model.endpoint {model.endpoint} would be sent the token of Secret {model.secret_ref.name} "
+            f"(policy.tokenEndpoints: {listed}); without model.secretRef it is allowed"
+        )
+
+
 def _priority(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
     name, allowed = spec.placement.priority_class_name, settings.priority_classes
     if name is None or name in allowed or (EVERYTHING in allowed and not name.startswith(SYSTEM_PRIORITY)):
@@ -142,6 +164,7 @@ def _resources(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[s
 
 _RULES: tuple[Callable[[InferenceServiceSpec, PlanSettings], Iterable[str]], ...] = (
     _image,
+    _endpoint,
     _files,
     _arguments,
     _priority,

@@ -32,6 +32,8 @@ class Resolution:
     notes: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
     """Labels of live types that keep their pods although no node of theirs can be seen."""
+    held_products: tuple[str, ...] = ()
+    """What these are."""
 
 
 @dataclass
@@ -63,6 +65,11 @@ def _memory_of(choose_one: Callable[[AcceleratorFacts], ImageChoice]) -> Callabl
         return decided[kind]
 
     return decide
+
+
+def _preference(item: NodeType) -> tuple[int, bool, bool, str, str]:
+    """At one price fast kernels come before slower ones, and whole accelerators before slices of them."""
+    return (item.cost, bool(item.choice.fallback), item.key.sharing != "", item.key.product, item.label)
 
 
 class _Resolver:
@@ -176,13 +183,12 @@ class _Resolver:
             )
             for label, group in self.groups.items()
         ]
-        # At one price whole accelerators come before slices of them.
-        return tuple(sorted(found, key=lambda item: (item.cost, item.key.sharing != "", item.key.product, item.label)))
+        return tuple(sorted(found, key=_preference))
 
-    def held(self) -> tuple[str, ...]:
+    def held(self) -> list[KnownType]:
         """Live types that the spec still admits, and whose nodes are gone, unreadable or changed."""
         gone = (item for item in self._known if item.is_live and item.label not in self.groups)
-        return tuple(sorted(item.label for item in gone if self._spec_admits(item)))
+        return sorted((item for item in gone if self._spec_admits(item)), key=lambda item: item.label)
 
     def _spec_admits(self, known: KnownType) -> bool:
         key, placement = known.key, self._placement
@@ -205,6 +211,17 @@ class _Resolver:
         )
 
 
+def images_told(types: Sequence[NodeType]) -> tuple[str, str]:
+    """(reason, message) about the images of these types, slower kernels first; products are named where they differ."""
+    ordered = sorted(types, key=lambda item: not item.choice.fallback)
+    several = len({item.choice.message for item in ordered}) > 1
+    told: dict[str, list[str]] = {}
+    for item in ordered:
+        told.setdefault(item.choice.message, []).append(item.key.product)
+    words = [f"{', '.join(dict.fromkeys(names))}: {text}" if several else text for text, names in told.items()]
+    return ordered[0].choice.reason, "; ".join(words)
+
+
 def resolve(
     placement: PlacementSection,
     nodes: Sequence[NodeView],
@@ -223,25 +240,27 @@ def resolve(
     if placement.cpu != CPUPolicy.REQUIRED:
         resolver.accelerators()
     resolver.cpus()
-    types, held, notes = resolver.types(), resolver.held(), tuple(dict.fromkeys(resolver.notes))
+    types, notes, kept = resolver.types(), tuple(dict.fromkeys(resolver.notes)), resolver.held()
+    held = tuple(item.label for item in kept)
+    products_held = tuple(dict.fromkeys(item.key.product for item in kept))
     note = "".join(f"; {text}" for text in notes[:5]) + (f"; and {len(notes) - 5} more" if len(notes) > 5 else "")
     if types:
-        slow = [item for item in types if item.choice.fallback]
-        said = (slow or list(types))[0].choice.reason
-        images_used = "; ".join(dict.fromkeys(item.choice.message for item in (*slow, *types)))
+        said, images_used = images_told(types)
         products = ", ".join(sorted({item.key.product for item in types}))
         # Nodes that can't be read are told where they matter; `explain nodes` and a metric always tell them.
-        return Resolution(types, "Resolved", f"fits: {products}", said, images_used, notes, held)
+        return Resolution(types, "Resolved", f"fits: {products}", said, images_used, notes, held, products_held)
     if resolver.refused:
         worst = resolver.refused[0]
         message = f"nodes fit, but no image does: {worst.message}{note}"
-        return Resolution((), "NoImage", message, worst.reason, worst.message, notes, held)
+        return Resolution((), "NoImage", message, worst.reason, worst.message, notes, held, products_held)
     exist = sorted({facts.product for view in nodes for facts in view.accelerators} | _plain(nodes))
     message = (
         f"no node fits {described(placement)}; {len(nodes)} nodes exist ({', '.join(exist) or 'none'}), "
         f"{resolver.matching} match nodeSelector and taints; change placement or add a node{note}"
     )
-    return Resolution((), "NoNodeFits", message, "NoNodeFits", "no node fits, so no image was chosen", notes, held)
+    return Resolution(
+        (), "NoNodeFits", message, "NoNodeFits", "no node fits, so no image was chosen", notes, held, products_held
+    )
 
 
 def _plain(nodes: Sequence[NodeView]) -> set[str]:

@@ -56,8 +56,9 @@ SPEC = (
         "NotAllowed",
         "SpecHonoured",
         *_FLEET,
-        meaning="The image, an extra argument, the priority class, a toleration or a resource is outside of what the "
-        "administrator allows. No replica is started from this spec; what ran before runs on.",
+        meaning="The image, an extra argument, the mirror that a token would go to, the priority class, a toleration "
+        "or a resource is outside of what the administrator allows. No replica is started from this spec; what ran "
+        "before runs on.",
         remedy="Use an allowed one, or ask the administrator for the entry of the chart's `policy` that the message "
         "names.",
     ),
