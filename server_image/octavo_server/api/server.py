@@ -116,12 +116,16 @@ class Server:
             ),
             asyncio.create_task(tidy_when_idle(lambda: not self.state.client.living)),
         ]
+        last_words = "the server is shutting down"
         try:
             on_serving()
             await self._until_end({engine, http, drain}, {text, fleet})
+        except Refused as refused:
+            last_words = f"the server ends: {refused.message}"
+            raise
         finally:
             self.state.phase = Phase.ENDED
-            self.state.client.fail_all("the server is shutting down")
+            self.state.client.fail_all(last_words)
             self._http.should_exit = True
             if not self._drain.is_set() or self._end.is_set():
                 self._http.force_exit = True
