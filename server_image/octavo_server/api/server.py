@@ -119,7 +119,7 @@ class Server:
         last_words = "the server is shutting down"
         try:
             on_serving()
-            await self._until_end({engine, http, drain}, {text, fleet})
+            await self._until_end(http, {engine, drain}, {text, fleet})
         except Refused as refused:
             last_words = f"the server ends: {refused.message}"
             raise
@@ -192,13 +192,19 @@ class Server:
             config = replace(self.config, api=replace(self.config.api, host=host, port=port))
             await self.fleet.run(config, self.supervisor.path)
 
-    async def _until_end(self, tasks: set[asyncio.Task[None]], helpers: set[asyncio.Task[None]]) -> None:
-        """Returns when one of the tasks is done; raises what any task or helper raises."""
+    async def _until_end(
+        self, http: asyncio.Task[None], others: set[asyncio.Task[None]], helpers: set[asyncio.Task[None]]
+    ) -> None:
+        """Returns when one of the tasks is done, in a drain one other than http; raises what any of them raises."""
+        tasks = {http, *others}
         waiting = tasks | helpers
         while waiting & tasks == tasks:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+            if self._drain.is_set():
+                # This process may have answered all of its own requests while the others still have some.
+                tasks = tasks - {http}
 
     async def _load_text(self) -> None:
         await self._have_model.wait()
