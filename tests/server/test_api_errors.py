@@ -174,6 +174,9 @@ async def test_a_body_that_is_no_json_or_too_large_or_badly_encoded_is_refused(s
             assert response.json()["error"]["param"] in ("body", "prompt")
         deep = b'{"prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}"
         assert (await running.client.post(TEXT, content=deep)).status_code == 400
+        packed = await running.client.post(TEXT, content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+        assert packed.status_code == 415
+        assert packed.json()["error"]["param"] == "content-encoding"
 
         async def endless() -> AsyncIterator[bytes]:
             for _ in range(100):
@@ -247,6 +250,20 @@ async def test_a_request_id_in_use_is_refused_and_free_again_afterwards(
         gate.touch()
         assert (await first).json()["id"] == "cmpl-mine"
         assert (await running.client.post(TEXT, json=body)).status_code == 200
+
+
+async def test_what_a_client_sent_is_shown_in_an_error_at_most_in_part(scripted: Any) -> None:
+    async with scripted() as running:
+        long = "m" * 5000
+        for response in (
+            await running.client.post(TEXT, json={"prompt": "a", "model": long}),
+            await running.client.get(f"/v1/models/{long}"),
+            await running.client.get(f"/{long}"),
+            await running.client.post(TEXT, json={"prompt": "a", long: 1}),
+            await running.client.post(TEXT, json={"prompt": "a", "guided_regex": "(" * 5000}),
+        ):
+            assert 400 <= response.status_code < 500
+            assert len(response.text) < 700
 
 
 async def test_another_models_name_and_an_unknown_path_are_404(scripted: Any) -> None:

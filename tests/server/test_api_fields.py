@@ -119,6 +119,19 @@ def test_log_probabilities_of_a_prompt_can_be_had_without_an_answer(server: Any)
     assert logprobs["token_logprobs"][-1] > other["token_logprobs"][-1]
 
 
+def test_the_token_itself_is_among_the_alternatives_of_a_text_completion_also_when_it_is_unlikely(server: Any) -> None:
+    import httpx
+
+    body = {"prompt": "The capital of France is", "max_tokens": 2, "echo": True, "allowed_token_ids": [20000]}
+    for count in (0, 2):
+        answer = httpx.post(f"{server.url}/v1/completions", json={**body, "logprobs": count}, timeout=60).json()
+        logprobs = answer["choices"][0]["logprobs"]
+        given = zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+        rows = list(given)[1:]
+        assert all(top[token] == own for token, own, top in rows)
+        assert [len(top) for *_, top in rows[-2:]] == [count + 1] * 2, "no likely token was allowed"
+
+
 def test_the_best_of_several_is_the_likeliest_and_comes_first(server: Any) -> None:
     import httpx
 

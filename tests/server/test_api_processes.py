@@ -122,6 +122,30 @@ async def test_a_drain_ends_all_processes_after_their_streams(dummy: Any, tmp_pa
         assert not [number for number in processes if Path(f"/proc/{number}").exists()]
 
 
+async def test_a_drain_waits_for_the_streams_of_other_processes_when_the_first_has_none(
+    dummy: Any, tmp_path: Path, until: Any
+) -> None:
+    async with dummy("--pace", "0.05", api_processes=2, drain_seconds=30.0) as running:
+        await all_serve(running, until, 2)
+        state = running.server.state
+
+        async def elsewhere() -> Any:
+            """A request that another process than the first one took."""
+            while True:
+                task = asyncio.create_task(answers_of(running, 1, max_tokens=60))
+                await until(lambda: state.metrics.living.total > 0, "the request runs")
+                if state.client.living == 0:
+                    return task
+                await task
+
+        task = await elsewhere()
+        running.server.request_stop()
+        [answer] = await task
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] == 60
+        await asyncio.wait_for(running.task, 40)
+
+
 async def all_serve(running: Any, until: Any, count: int) -> None:
     """Waits until each process listens: connections then reach all of them."""
     await until(lambda: running.server.state.metrics.serving.total == count, f"{count} processes serve")

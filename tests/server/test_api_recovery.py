@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -86,6 +87,19 @@ async def test_an_engine_that_keeps_crashing_is_given_up_with_exit_code_1(script
             await running.task
         assert caught.value.exit_code == ExitCode.FAILED
         assert caught.value.reason == "EngineCrashed"
+
+
+async def test_requests_that_waited_when_the_engine_was_given_up_hear_why(scripted: Any) -> None:
+    async with scripted("--crash-at", "1") as running:
+        await running.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 30})  # is in crashes 1 and 2
+        bodies = [{"prompt": "x", "max_tokens": 30, "stream": number % 2 == 1} for number in range(4)]
+        answers = await asyncio.gather(*(running.client.post("/v1/completions", json=body) for body in bodies))
+        with pytest.raises(Refused):
+            await running.task
+        for body, answer in zip(bodies, answers, strict=True):
+            assert answer.status_code == (200 if body["stream"] else 500)
+            assert "crashed 2 times" in answer.text or "the engine ended 4 times" in answer.text
+        assert sum("the engine ended 4 times" in answer.text for answer in answers) >= 2
 
 
 async def test_a_refusal_of_the_engine_ends_the_server_with_its_reason_and_exit_code_2(scripted: Any) -> None:

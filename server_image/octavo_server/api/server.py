@@ -116,12 +116,16 @@ class Server:
             ),
             asyncio.create_task(tidy_when_idle(lambda: not self.state.client.living)),
         ]
+        last_words = "the server is shutting down"
         try:
             on_serving()
-            await self._until_end({engine, http, drain}, {text, fleet})
+            await self._until_end(http, {engine, drain}, {text, fleet})
+        except Refused as refused:
+            last_words = f"the server ends: {refused.message}"
+            raise
         finally:
             self.state.phase = Phase.ENDED
-            self.state.client.fail_all("the server is shutting down")
+            self.state.client.fail_all(last_words)
             self._http.should_exit = True
             if not self._drain.is_set() or self._end.is_set():
                 self._http.force_exit = True
@@ -188,13 +192,19 @@ class Server:
             config = replace(self.config, api=replace(self.config.api, host=host, port=port))
             await self.fleet.run(config, self.supervisor.path)
 
-    async def _until_end(self, tasks: set[asyncio.Task[None]], helpers: set[asyncio.Task[None]]) -> None:
-        """Returns when one of the tasks is done; raises what any task or helper raises."""
+    async def _until_end(
+        self, http: asyncio.Task[None], others: set[asyncio.Task[None]], helpers: set[asyncio.Task[None]]
+    ) -> None:
+        """Returns when one of the tasks is done, in a drain one other than http; raises what any of them raises."""
+        tasks = {http, *others}
         waiting = tasks | helpers
         while waiting & tasks == tasks:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+            if self._drain.is_set():
+                # This process may have answered all of its own requests while the others still have some.
+                tasks = tasks - {http}
 
     async def _load_text(self) -> None:
         await self._have_model.wait()

@@ -120,7 +120,7 @@ class SamplingFields(_Body):
     seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
     """Same random numbers for the same seed."""
     stop: Annotated[list[str], BeforeValidator(_strings, json_schema_input_type=str | list[str] | None)] = []
-    """Texts that end the answer; they are not part of it."""
+    """Texts that end the answer after `min_tokens` tokens; they are not part of it."""
     stop_token_ids: list[int] | None = None
     """Token ids that end the answer."""
     ignore_eos: bool | None = None

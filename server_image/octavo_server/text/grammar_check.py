@@ -8,8 +8,6 @@ half a second and more.
 
 from __future__ import annotations
 
-import re
-
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from octavo_server.text.grammar import LIMITS, GrammarError
@@ -20,18 +18,20 @@ _SHOWN_CHARACTERS = 300
 _NOTHING_FITS = "no text fits it"
 _OTHER_PATH = "doesn't satisfy the grammar"
 """llguidance's word for a byte that it allowed and then, for bytes that are forced, wants as part of another token."""
-_WORDS = (
-    (re.compile(r"<non-verbose/>"), ""),
-    (re.compile(r".*NoExtensionBias.*", re.DOTALL), _NOTHING_FITS),
-    (re.compile(r"Enable 'coerce_one_of' option[^.]*"), "Use anyOf"),
-    (re.compile(r"; consider making your grammar left-recursive if it's right-recursive"), "; make it smaller"),
-)
+_LEXER = "lexer error"
+_WORDS = {
+    "<non-verbose/>": "",
+    "Enable 'coerce_one_of' option to approximate oneOf with anyOf": "Use anyOf",
+    "; consider making your grammar left-recursive if it's right-recursive": "; make it smaller",
+}
 
 
 def reason(message: str) -> str:
     """llguidance's message in words for the user, in one line of bounded length."""
-    for pattern, words in _WORDS:
-        message = pattern.sub(words, message)
+    if "NoExtensionBias" in message:
+        return _NOTHING_FITS
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
     message = " ".join(message.split())
     return message if len(message) <= _SHOWN_CHARACTERS else f"{message[: _SHOWN_CHARACTERS - 1]}…"
 
@@ -57,6 +57,8 @@ class GrammarCheck:
         if wrong:
             raise GrammarError(reason(messages[0]) if messages else "it can't be used")
         matcher = LLMatcher(self._tokenizer, grammar, limits=LIMITS, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(reason(matcher.get_error()))
         for _ in range(_WALKED_BYTES):
             mask = int.from_bytes(matcher.compute_bitmask(), "little")
             if matcher.is_error() or matcher.is_stopped():
@@ -67,8 +69,10 @@ class GrammarCheck:
             if byte is None:  # the end, or a special token
                 break
             matcher.consume_token(byte)
-        if matcher.is_error() and _OTHER_PATH not in matcher.get_error():
-            raise GrammarError(reason(matcher.get_error()))
+        error = matcher.get_error() if matcher.is_error() else ""
+        # Where the lexer comes to its limits depends on the text; the model may write another one.
+        if error and _OTHER_PATH not in error and _LEXER not in error:
+            raise GrammarError(reason(error))
 
 
 class _Bytes:
