@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
@@ -34,6 +34,9 @@ from .tuning import Measured, Tuning, measured, plan_tuning
 
 LARGE_BLOCK_TOKENS = 64
 """Larger blocks often hold more than what prompts share."""
+
+NAMED_NODES = 3
+"""Of replicas that are held; more would make the message a list."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,21 @@ def resolution_of(facts: Facts) -> tuple[NodeType, ...]:
     return _resolve(facts, spec, _pinned(spec)).types
 
 
+def _held(facts: Facts, types: Sequence[str]) -> str:
+    """Which replicas are held, where they run, and what is wrong there."""
+    kinds = {item["name"]: item.get("product") for item in (facts.service.get("status") or {}).get("nodeTypes") or ()}
+    told = ", ".join(f"{name} ({kinds[name]})" if kinds.get(name) else name for name in types)
+    pods = [pod for pod in facts.pods if label_of(pod, contract.NODE_TYPE_LABEL) in types]
+    nodes = sorted({str(pod["spec"]["nodeName"]) for pod in pods if pod.get("spec", {}).get("nodeName")})
+    where = f" on {', '.join(nodes[:NAMED_NODES])}{' and others' if len(nodes) > NAMED_NODES else ''}" if nodes else ""
+    seen = [facts.views_by_name[name] for name in nodes if name in facts.views_by_name]
+    note = next((item.notes[0] for item in seen if item.notes), "bring the nodes or their labels back")
+    return (
+        f"replicas of node type {told} are held as they run{where}: none of its nodes can be seen with labels that fit;"
+        f" {note}, or change placement"
+    )
+
+
 def _node_verdicts(facts: Facts, resolution: Resolution) -> list[Verdict]:
     if not facts.sees_nodes:
         return [
@@ -140,11 +158,7 @@ def _node_verdicts(facts: Facts, resolution: Resolution) -> list[Verdict]:
     if resolution.held:
         if not resolved:
             image = Verdict("ImageResolved", True, "Held", "images stay as they were chosen while nodes could be seen")
-        message = (
-            f"replicas on node type {', '.join(resolution.held)} are held as they run: none of its nodes can be seen "
-            "with labels that fit; bring the nodes or their labels back, or change placement"
-        )
-        return [Verdict("NodeTypesResolved", False, "TypeHeld", message), image]
+        return [Verdict("NodeTypesResolved", False, "TypeHeld", _held(facts, resolution.held)), image]
     return [
         Verdict("NodeTypesResolved", resolved or resolution.reason == "NoImage", resolution.reason, resolution.message),
         image,
