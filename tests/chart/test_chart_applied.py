@@ -96,8 +96,13 @@ def test_an_uninstalled_chart_leaves_the_crds_and_nothing_else(helm, kubectl, ow
     selected = (*owned, "-l", "app.kubernetes.io/part-of=octavo")
     assert len(kubectl(*selected).split()) >= 8
     deadline = time.monotonic() + 60
-    while not viewers_see_services(kubectl):
-        assert time.monotonic() < deadline, "the cluster's own view role never came to include InferenceServices"
+    while not all(verbs_of(kubectl, role) >= {"get", "list", "watch"} for role in ("view", "edit", "admin")):
+        assert time.monotonic() < deadline, "the cluster's own roles never came to include InferenceServices"
+        time.sleep(0.2)
+    assert "create" not in verbs_of(kubectl, "view")
+    while not all(verbs_of(kubectl, role) >= {"create", "patch", "delete"} for role in ("edit", "admin")):
+        assert time.monotonic() < deadline, "who may edit never came to change InferenceServices"
+        time.sleep(0.2)
 
     again = helm("upgrade", "octavo", str(CHART), *target)
     assert again.returncode == 0, again.stderr
@@ -109,6 +114,7 @@ def test_an_uninstalled_chart_leaves_the_crds_and_nothing_else(helm, kubectl, ow
     )
 
 
-def viewers_see_services(kubectl) -> bool:
-    view = json.loads(kubectl("get", "clusterrole", "view", "-o", "json"))
-    return any("inferenceservices" in rule["resources"] for rule in view["rules"])
+def verbs_of(kubectl, role: str) -> set[str]:
+    """What one of the cluster's own roles may do with InferenceServices."""
+    rules = json.loads(kubectl("get", "clusterrole", role, "-o", "json"))["rules"]
+    return {verb for rule in rules if "inferenceservices" in rule.get("resources", ()) for verb in rule["verbs"]}
