@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.chart.monitoring_kinds import monitoring_crds
+
 CHART = Path(__file__).resolve().parents[2] / "charts" / "octavo"
 pytestmark = pytest.mark.cluster
 
@@ -42,26 +44,6 @@ def kubectl(own_control_plane):
 def namespace(name: str) -> str:
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     return json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
-
-
-def monitoring_crds() -> str:
-    """Kinds of Prometheus Operator, so that they can be applied; what is in them, test_chart_monitoring.py asks."""
-    names = {"PodMonitor": "podmonitors", "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    return yaml.safe_dump_all(
-        {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": f"{plural}.monitoring.coreos.com"},
-            "spec": {
-                "group": "monitoring.coreos.com",
-                "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
-                "scope": "Namespaced",
-                "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
-            },
-        }
-        for kind, plural in names.items()
-    )
 
 
 def test_the_api_server_accepts_every_object_as_it_is_rendered(render, kubectl, chart_values):
