@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from octavo_operator.api.schema import inference_service_crd, render_crds
+from octavo_operator.api.schema import inference_service_crd, render_crds, tuning_profile_crd
 from octavo_operator.status import reasons
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +24,10 @@ from dashboards import generate as dashboards  # noqa: E402
 from scripts import (  # noqa: E402
     catalogue,
     chart_readme,
+    diagrams,
+    flags_pages,
     http_page,
+    metrics_page,
     operator_metrics_page,
     reference,
     scale_page,
@@ -52,8 +55,12 @@ def performance_page() -> dict[Path, str]:
 
 
 def reference_page() -> dict[Path, str]:
-    """The page of all fields of an InferenceService."""
-    return {ROOT / "docs" / "reference" / "inference-service.md": reference.render(inference_service_crd())}
+    """The pages of all fields of the two resources."""
+    folder = ROOT / "docs" / "reference"
+    return {
+        folder / "inference-service.md": reference.render(inference_service_crd()),
+        folder / "tuning-profile.md": reference.render(tuning_profile_crd(), reference.PROFILE_HEAD),
+    }
 
 
 def reasons_page() -> dict[Path, str]:
@@ -74,6 +81,9 @@ GENERATORS: tuple[Generator, ...] = (
     dashboards.generate,
     chart_readme.generate,
     operator_metrics_page.generate,
+    metrics_page.generate,
+    flags_pages.generate,
+    diagrams.generate,
 )
 
 

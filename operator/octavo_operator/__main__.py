@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
             what="where block sizes are measured; All: on CPUs, too",
         )
         _add(command, "--calibration-seconds", type=int, default=300, what="time that a calibration may measure")
+        _add(command, "--calibration-priority-class", default="", metavar="NAME", what="priority class of calibrations")
         _add(command, "--egress", default="", metavar="CIDR=PORT,…", what="where pods that fetch a model may connect")
         _add(command, "--pull-secrets", default="", metavar="A,B", what="Secrets that pull the images of model pods")
         _add(command, "--model-proxy", default="", metavar="URL", what="proxy of the containers that fetch models")
@@ -173,7 +174,7 @@ def _settings(flags: argparse.Namespace, images: tuple[CatalogueImage, ...] | No
         if value is not None and not lowest <= value <= highest:
             raise SettingsError(f"--{name.replace('_', '-')} {value}: must lie between {lowest} and {highest}")
     names = [name for name, _, _ in LIMITS if not name.startswith("lease_")]
-    names += ["host", "monitoring_namespace", "gateway_namespace", "calibration"]
+    names += ["host", "monitoring_namespace", "gateway_namespace", "calibration", "calibration_priority_class"]
     return Settings(
         lease=_lease(flags),
         images=read_catalogue(flags.catalogue) if images is None else images,

@@ -56,6 +56,7 @@ class Settings:
     resources: tuple[str, ...] = ()
     calibration: str = "Accelerators"
     calibration_seconds: int = 300
+    calibration_priority_class: str = ""
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 4

@@ -65,6 +65,8 @@ class EngineConfig:
     """Threads of torch on a CPU; 0 = one per core this process may use."""
     kernel_cache: str = ""
     """Folder of compiled kernels; empty = Triton's own (TRITON_CACHE_DIR)."""
+    launch_table: str = ""
+    """File with the kernels' measured launch configurations; empty = those that come with the kernels."""
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,8 @@ class Metrics:
         for reason in ready.fallback_reasons:
             fallback.add_metric([reason], 1)
         yield fallback
+        launches = {"source": ready.launch_source}
+        yield _labelled("octavo_launch_info", "Where the launch configurations of the kernels come from.", launches)
         yield from self._vllm(stats, ready, usage, totals["preemptions_total"], total)
 
     def _vllm(self, stats: Stats, ready: Ready, usage: float, preemptions: float, blocks: int) -> Iterable[Metric]:

@@ -88,6 +88,28 @@ def test_the_operator_takes_the_arguments_that_the_chart_gives_it(render, chart_
     assert [(item.cidr, item.port) for item in read_egress(flags.egress)] == wanted
 
 
+@pytest.mark.parametrize(
+    ("values", "made", "used"),
+    [
+        ({}, -1000, "octavo-operator-calibration"),
+        ({"calibration": {"priorityClass": {"value": -50}}}, -50, "octavo-operator-calibration"),
+        ({"calibration": {"priorityClass": {"name": "low"}}}, None, "low"),
+        ({"calibration": {"where": "Off"}}, None, None),
+        ({"watchNamespaces": ["a"], "nodes": {"access": False}}, None, None),
+    ],
+)
+def test_calibrations_have_a_priority_class_below_every_replica(render, values, made, used):
+    from octavo_operator.__main__ import _parser
+
+    objects = render(values)
+    classes = [item for item in of_kind(objects, "PriorityClass") if item["metadata"]["name"].endswith("-calibration")]
+    assert [(item["value"], item["preemptionPolicy"]) for item in classes] == ([(made, "Never")] if made else [])
+    [container] = the(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert (_parser().parse_args(container["args"]).calibration_priority_class or None) == used
+    if classes:
+        assert classes[0]["metadata"]["name"] == used
+
+
 def test_the_catalogue_of_the_values_is_what_the_variants_file_says():
     variants = yaml.safe_load((ROOT / "server_image" / "variants.yaml").read_text())["variants"]
     values = yaml.safe_load((CHART / "values.yaml").read_text())["serverImages"]

@@ -48,7 +48,7 @@ def test_a_board_is_drawn_from_every_one_of_its_queries(board, tmp_path):
 def test_every_board_has_a_small_picture_in_the_docs(board):
     picture = PICTURES / f"{board.uid}.png"
     assert picture.stat().st_size < 100_000
-    assert f"(../images/dashboards/{board.uid}.png)" in (ROOT / "docs" / "how-to" / "dashboards.md").read_text()
+    assert f"(../images/dashboards/{board.uid}.png)" in (ROOT / "docs" / "how-to" / "monitor.md").read_text()
 
 
 @pytest.mark.parametrize(("unit", "value", "text"), [

@@ -63,6 +63,7 @@ def plan_settings(settings: Settings) -> PlanSettings:
         gateway_namespace=settings.gateway_namespace,
         calibration=settings.calibration,
         calibration_seconds=settings.calibration_seconds,
+        calibration_priority_class=settings.calibration_priority_class,
         egress=settings.egress,
         pull_secrets=settings.pull_secrets,
         proxy=settings.proxy,

@@ -120,6 +120,8 @@ class PlanSettings:
     """Where block sizes are measured: Off, Accelerators, or All (also on CPUs)."""
     calibration_seconds: int = 300
     """Time that a calibration may measure."""
+    calibration_priority_class: str = ""
+    """Priority class of calibrations, below that of every replica; empty = the cluster's default."""
     egress: tuple[Egress, ...] = ()
     """Where pods that fetch a model may connect to, beside TCP 443 anywhere."""
     pull_secrets: tuple[str, ...] = ()

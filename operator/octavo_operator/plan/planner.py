@@ -204,9 +204,14 @@ def _tuned(
 
 def _waiting(spec: InferenceServiceSpec, fleet: Fleet) -> str:
     """What a rollout waits for; empty when it does not wait."""
+    products = ", ".join(dict.fromkeys(item.product for item in fleet.types if item.current)) or "node"
+    if fleet.in_vain:
+        return (
+            f"no node of type {products} could hold the new replica, also if an old one ended: too little "
+            f"{fleet.in_vain}; the old ones serve on; lower placement.resources or engine.parallelism, or add a node"
+        )
     if fleet.waits_until is None:
         return ""
-    products = ", ".join(dict.fromkeys(item.product for item in fleet.types if item.current)) or "node"
     if spec.rollout.strategy == RolloutStrategy.SURGE:
         return f"the new replica waits for a free {products}; the old ones serve on (rollout.strategy Surge)"
     until = timestamp(fleet.waits_until)
@@ -272,6 +277,7 @@ def plan(facts: Facts) -> Plan:
             _waiting(spec, fleet),
             refused_pods(live.values()),
             fleet.leaves_gap,
+            "Unschedulable" if fleet.in_vain else "WaitingForAccelerator",
         )
     )
     news = tuple(Event(*item) for item in transitions(before.get("conditions") or (), status["conditions"]))

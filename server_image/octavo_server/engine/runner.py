@@ -15,14 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from octavo_kernels import AttentionShape, PagedAttention, SharedPrefixes
+from octavo_kernels.launch_table import LaunchTable
 
 from octavo_server.engine.batch import Wanted, fill, wanted_rows
 from octavo_server.engine.grammars import apply_masks
 from octavo_server.engine.graphs import MAX_GRAPH_TOKENS, Bucket, StepGraphs, buckets, largest_buckets
+from octavo_server.engine.launches import launches_for, refuses_launches
 from octavo_server.engine.messages import TokenLogprobs
 from octavo_server.engine.pages import PageTable
 from octavo_server.engine.plan import StepPlan, empty_plan
-from octavo_server.engine.sampler import LogprobTensors, RowRules, choose, largest, logprob_tensors, to_device
+from octavo_server.engine.sampler import LogprobTensors, choose, largest, logprob_tensors, to_device
 from octavo_server.engine.slots import SlotTable
 from octavo_server.engine.staging import Arrays, Staging, Tensors
 from octavo_server.models.decoder import Decoder, StepTensors
@@ -83,7 +85,12 @@ class Runner:
         max_sequences: int,
         max_batched_tokens: int,
         max_length: int,
+        launches: LaunchTable | None = None,
     ) -> None:
+        """`launches`: measured launch configurations; None = those that come with the kernels.
+
+        Raises Refusal for a launch that no kernel takes.
+        """
         spec = decoder.spec
         self.device = device
         self.block_size = block_size
@@ -98,9 +105,15 @@ class Runner:
             dtype=decoder.dtype,
             kv_dtype=kv_dtype,
         )
-        self._attention = PagedAttention(
-            shape, device=device, max_tokens=max_batched_tokens, max_sequences=max_sequences
-        )
+        self.launches = launches_for(launches, shape, device)
+        with refuses_launches(self.launches):
+            self._attention = PagedAttention(
+                shape,
+                device=device,
+                max_tokens=max_batched_tokens,
+                max_sequences=max_sequences,
+                launch_table=self.launches.table,
+            )
         self.pages = PageTable(max_sequences, -(-max_length // block_size), device)
         self.graphs = StepGraphs()
         self.graphs.little_tokens = _LITTLE_BYTES // (2 * spec.kv_heads * spec.head_size * kv_dtype.itemsize)
@@ -369,8 +382,7 @@ class Runner:
             asked = [place for place, request in enumerate(requests) if request.sampling.logprobs >= 0]
             raw = logits[to_device(np.array(asked, np.int64), self.device)].log_softmax(dim=1) if asked else None
             self._mask(logits, requests, plan.alive[rows])
-        rules = RowRules(table.temperature[slots], table.vocabulary[slots], table.adjusted[slots])
-        chosen = choose(logits, requests, rules)
+        chosen = choose(logits, requests, table.rules(slots))
         self._small.last_tokens.index_copy_(0, flight.sample_slots, chosen)
         if raw is not None:
             most = max(requests[place].sampling.logprobs for place in asked)

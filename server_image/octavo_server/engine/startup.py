@@ -14,6 +14,7 @@ from octavo_server.config import BLOCK_SIZES_TOKENS, EngineConfig
 from octavo_server.engine.blocks import BlockPool
 from octavo_server.engine.core import Engine
 from octavo_server.engine.grammars import Grammars
+from octavo_server.engine.launches import read_launches
 from octavo_server.engine.machine import available_memory_bytes
 from octavo_server.engine.messages import Finished, Progress, Ready, SamplingParams, Submit
 from octavo_server.engine.runner import Runner
@@ -48,6 +49,8 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
     if device.type == "cpu":
         # One while loading (engine/threads.py says why); the loop takes more when nobody else needs them.
         torch.set_num_threads(config.cpu_threads or 1)
+    # Before the weights: what is wrong with it is told at once.
+    launches = read_launches(config.launch_table)
     source = _open(config, device)
     spec = source.spec
     dtype = choose_dtype(config.model.dtype, spec.stored_dtype, device)
@@ -96,6 +99,7 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
         max_sequences=limits.max_sequences,
         max_batched_tokens=limits.max_batched_tokens,
         max_length=max_length,
+        launches=launches,
     )
     if measured:
         working = working_memory_bytes(runner, device)
@@ -128,6 +132,8 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
         quantization=quantization,
         attention_backend=runner.attention_backend,
         fallback_reasons=[item.reason for item in fallbacks_here(device.type)],
+        launch_source=runner.launches.source,
+        launch_message=runner.launches.message,
     )
     return engine, ready
 
