@@ -8,11 +8,12 @@ BIN := .venv/bin
 ONCE ?=
 ARGS ?=
 
-.PHONY: help environment programs demo demo-down test test-gpu lint format types imports generate verify lock docs dist \
-	e2e-kind bench bench-cpu bench-demo bench-http bench-operator bench-engine-host bench-report clean
+.PHONY: help environment programs demo demo-down test test-gpu lint format types imports generate verify lock docs \
+	dashboard-pictures dist e2e-kind bench bench-cpu bench-demo bench-http bench-operator bench-engine-host \
+	bench-report clean
 
 help: ## list these verbs
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
 
 environment: ## create or refresh .venv from the pinned requirements (every verb does this by itself)
 	@scripts/environment.sh
@@ -49,6 +50,9 @@ imports: environment ## the layers: who may import whom
 
 generate: environment ## rewrite the generated files: CRDs, the chart's copies, tables in docs
 	@$(BIN)/python scripts/generated.py --write
+
+dashboard-pictures: environment ## draw the boards for the docs, from a real Prometheus under load (5 min)
+	@$(BIN)/python -m dashboards.draw $(ARGS)
 
 verify: environment ## fail when a generated file differs from its source
 	@$(BIN)/python scripts/generated.py

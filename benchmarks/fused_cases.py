@@ -34,7 +34,7 @@ class SamplingCase:
 
 
 def sampling_cases(spread: float) -> Iterator[SamplingCase]:
-    """Logits of this standard deviation: 1 is nearly flat (half of the vocabulary holds 0.9), 4 is peaked as text is."""
+    """Logits of a standard deviation: 1 is nearly flat (half of the vocabulary holds 0.9), 4 is peaked as text is."""
     many = torch.randn(256, VOCABULARY, device=DEVICE) * spread
     few = [torch.randn(1, VOCABULARY, device=DEVICE) * spread for _ in range(16)]
     about = f"standard deviation {spread:g}"

@@ -236,7 +236,8 @@ ALERTS = (
         "30m",
         "max(octavo_operator_nodes_unread) > 0",
         "Labels of nodes can't be read",
-        "{{ $value }} nodes have accelerator labels that are missing or odd: no replica is planned for them.",
+        "{{ $value }} nodes have accelerator labels that are missing or odd: no replica is planned for them."
+        " `octavo explain nodes` names them.",
     ),
     Alert(
         "OctavoReconcileErrors",

@@ -427,6 +427,14 @@ NODE_TYPES = Board(
                     ((f"max by (node_type) (octavo_kv_cache_block_size_tokens{SERIES})", "{{node_type}}"),),
                 ),
                 Panel(
+                    "Replicas by source of launch configurations",
+                    "LaunchTable: measured by a calibration here; Shipped: for this accelerator, with the package;"
+                    " SafeDefaults: neither, as on a CPU.",
+                    "short",
+                    ((f"count by (node_type, source) (octavo_launch_info{SERIES})", "{{source}} {{node_type}}"),),
+                    runbook="OctavoCalibrationFailing",
+                ),
+                Panel(
                     "Capacity of a replica by node type",
                     "Tokens that one pool holds.",
                     "short",

@@ -26,6 +26,8 @@ from octavo_localcluster import Cluster, ClusterOptions
 from .prometheus import discovered, scrape_config
 
 ROOT = Path(__file__).resolve().parent.parent
+NODES = ROOT / "localcluster" / "nodes" / "cpu.yaml"
+RULES = ROOT / "dashboards" / "rules" / "octavo.rules.yaml"
 SYSTEM = "octavo-system"
 MODEL = "smollm2"
 OLD_DRIVER = "old-driver"
@@ -56,6 +58,7 @@ class Scene:
     prometheus: str
     model: str
     kubectl: Callable[..., str]
+    kubeconfig: Path
     write_targets: Callable[[], object]
     """Tell Prometheus of the pods that run now."""
     _senders: list[tuple[threading.Thread, threading.Event]] = field(default_factory=list)
@@ -177,10 +180,17 @@ def _old_driver() -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def running(
-    folder: Path, prometheus: str, *, engine: Mapping[str, Any] | None = None, every: str = "2s"
+    folder: Path,
+    prometheus: str,
+    *,
+    spec: Mapping[str, Any] | None = None,
+    nodes: Path = NODES,
+    rules: Path = RULES,
+    every: str = "2s",
 ) -> Iterator[Scene]:
-    """All of it, until the block ends. `every`: how often Prometheus scrapes and evaluates the rules."""
-    options = ClusterOptions(folder=folder / "cluster", nodes_file=ROOT / "localcluster" / "nodes" / "cpu.yaml")
+    """All of it, until the block ends. `spec`: sections of the model's InferenceService in the place of the example's;
+    `every`: how often Prometheus scrapes and evaluates the rules."""
+    options = ClusterOptions(folder=folder / "cluster", nodes_file=nodes)
     with Cluster.start(options, report=print) as cluster, _old_driver() as old_driver:
 
         def call(program: str, *arguments: str, stdin: str | None = None) -> str:
@@ -202,8 +212,7 @@ def running(
         chart = str(ROOT / "charts" / "octavo")
         call("helm", "install", "octavo", chart, "-n", SYSTEM, "--create-namespace", "--wait", "--timeout", "120s")
         documents = list(yaml.safe_load_all((ROOT / "examples" / "smollm2-cpu.yaml").read_text()))
-        documents[-1]["spec"]["scaling"] = SCALED
-        documents[-1]["spec"]["engine"] |= engine or {}
+        documents[-1]["spec"] |= {"scaling": SCALED, **(spec or {})}
         kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
         kubectl("wait", f"ois/{MODEL}", "--for=condition=Ready", "--timeout=180s")
         address = kubectl("get", "service", MODEL, "-o", "jsonpath={.spec.clusterIP}")
@@ -212,7 +221,7 @@ def running(
         monitors = [item for item in yaml.safe_load_all(rendered) if item and item["kind"] == "PodMonitor"]
         settings = {
             "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
-            "rule_files": [str(ROOT / "dashboards" / "rules" / "octavo.rules.yaml")],
+            "rule_files": [str(rules)],
             "scrape_configs": [*(scrape_config(item, folder / "targets.json") for item in monitors), old_driver],
         }
         write_targets()
@@ -221,7 +230,7 @@ def running(
         command = [prometheus, f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data",
                    f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
         with (folder / "prometheus.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-            scene = Scene(f"http://127.0.0.1:{port}", f"http://{address}", kubectl, write_targets)
+            scene = Scene(f"http://127.0.0.1:{port}", f"http://{address}", kubectl, cluster.kubeconfig, write_targets)
             try:
                 yield scene
             finally:

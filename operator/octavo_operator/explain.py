@@ -55,7 +55,8 @@ async def explain(settings: Settings, namespace: str, name: str) -> str:
             f" block size {item.get('blockSize')} ({item.get('blockSizeReason')})"
         )
     lines += ["", "Types that the placement admits, cheapest first"]
-    for kind in resolution_of(facts):
+    admitted = resolution_of(facts)
+    for kind in admitted:
         driver = f", driver {kind.driver or 'unknown'} for CUDA up to {kind.cuda or 'unknown'}" if kind.cuda else ""
         mode = kind.choice.fit or "none"
         lines.append(
@@ -63,6 +64,7 @@ async def explain(settings: Settings, namespace: str, name: str) -> str:
         )
         if kind.choice.upgrade:
             lines.append(f"    {kind.choice.upgrade}")
+    lines += [] if admitted else ["  none: no node that can be seen is what the placement asks for"]
     lines += ["", "Last changes of the count"]
     changes = (wanted.status.get("scaling") or {}).get("changes") or ()
     lines += [

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.chart.monitoring_kinds import monitoring_crds
+
 CHART = Path(__file__).resolve().parents[2] / "charts" / "octavo"
 pytestmark = pytest.mark.cluster
 
@@ -44,26 +46,6 @@ def namespace(name: str) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
 
 
-def monitoring_crds() -> str:
-    """Kinds of Prometheus Operator, so that they can be applied; what is in them, test_chart_monitoring.py asks."""
-    names = {"PodMonitor": "podmonitors", "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
-    return yaml.safe_dump_all(
-        {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": f"{plural}.monitoring.coreos.com"},
-            "spec": {
-                "group": "monitoring.coreos.com",
-                "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
-                "scope": "Namespaced",
-                "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
-            },
-        }
-        for kind, plural in names.items()
-    )
-
-
 def test_the_api_server_accepts_every_object_as_it_is_rendered(render, kubectl, chart_values):
     for name in ("team-a", "team-b", "chart-test"):
         kubectl("apply", "-f", "-", stdin=namespace(name))
@@ -96,8 +78,13 @@ def test_an_uninstalled_chart_leaves_the_crds_and_nothing_else(helm, kubectl, ow
     selected = (*owned, "-l", "app.kubernetes.io/part-of=octavo")
     assert len(kubectl(*selected).split()) >= 8
     deadline = time.monotonic() + 60
-    while not viewers_see_services(kubectl):
-        assert time.monotonic() < deadline, "the cluster's own view role never came to include InferenceServices"
+    while not all(verbs_of(kubectl, role) >= {"get", "list", "watch"} for role in ("view", "edit", "admin")):
+        assert time.monotonic() < deadline, "the cluster's own roles never came to include InferenceServices"
+        time.sleep(0.2)
+    assert "create" not in verbs_of(kubectl, "view")
+    while not all(verbs_of(kubectl, role) >= {"create", "patch", "delete"} for role in ("edit", "admin")):
+        assert time.monotonic() < deadline, "who may edit never came to change InferenceServices"
+        time.sleep(0.2)
 
     again = helm("upgrade", "octavo", str(CHART), *target)
     assert again.returncode == 0, again.stderr
@@ -109,6 +96,7 @@ def test_an_uninstalled_chart_leaves_the_crds_and_nothing_else(helm, kubectl, ow
     )
 
 
-def viewers_see_services(kubectl) -> bool:
-    view = json.loads(kubectl("get", "clusterrole", "view", "-o", "json"))
-    return any("inferenceservices" in rule["resources"] for rule in view["rules"])
+def verbs_of(kubectl, role: str) -> set[str]:
+    """What one of the cluster's own roles may do with InferenceServices."""
+    rules = json.loads(kubectl("get", "clusterrole", role, "-o", "json"))["rules"]
+    return {verb for rule in rules if "inferenceservices" in rule.get("resources", ()) for verb in rule["verbs"]}

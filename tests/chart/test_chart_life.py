@@ -126,3 +126,30 @@ def test_services_can_be_removed_and_then_the_chart_with_its_crds(life):
     until(lambda: not server_pods(life), "the model's pods are gone")
     life("helm", "uninstall", "octavo", "-n", SYSTEM, "--wait")
     until(lambda: "octavo" not in life("kubectl", "get", "crds", "-o", "name"), "the CRDs are gone")
+
+
+def test_with_rights_in_one_namespace_alone_it_serves_that_one_and_touches_no_other(life):
+    for name in ("team-a", "team-b"):
+        life("kubectl", "create", "namespace", name)
+    few = ("--set", "watchNamespaces={team-a}", "--set", "nodes.access=false")
+    life("helm", "install", "octavo", str(CHART), "-n", SYSTEM, "--wait", "--timeout", "120s", *few)
+    bound = json.loads(life("kubectl", "get", "clusterrolebindings", "-o", "json"))["items"]
+    subjects = [subject.get("namespace") for item in bound for subject in item.get("subjects", ())]
+    assert SYSTEM not in subjects, "no right reaches beyond a namespace"
+    service = {
+        "apiVersion": "serving.octavo.dev/v1alpha1",
+        "kind": "InferenceService",
+        "metadata": {"name": "nothing"},
+        "spec": {"model": {"uri": "file:///nowhere"}, "placement": {"cpu": "Required"}},
+    }
+    for name in ("team-b", "team-a"):
+        life("kubectl", "apply", "-n", name, "-f", "-", stdin=json.dumps(service))
+    reason = "jsonpath={.status.conditions[?(@.type=='ModelReady')].reason}"
+    until(
+        lambda: life("kubectl", "get", "ois", "nothing", "-n", "team-a", "-o", reason) == "ModelNotFound",
+        "its check ran",
+    )
+    assert life("kubectl", "get", "ois", "nothing", "-n", "team-b", "-o", "jsonpath={.status}") == ""
+    assert life("kubectl", "get", "jobs,deployments,services", "-n", "team-b", "-o", "name") == ""
+    told = life("helm", "test", "octavo", "-n", SYSTEM, "--timeout", "90s")
+    assert "Succeeded" in told

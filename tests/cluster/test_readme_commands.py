@@ -16,11 +16,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.chart.monitoring_kinds import monitoring_crds
+
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 CHART_README = ROOT / "charts" / "octavo" / "README.md"
+MONITORING = ROOT / "docs" / "how-to" / "monitor.md"
 FENCE = re.compile(r"^```([\w-]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-QUIET = {"text", "yaml"}
+QUIET = {"text", "yaml", "promql"}
 """Languages of blocks that hold no commands; a fence without a language is taken for commands."""
 INDIRECT = {"make test": "what .ci/run calls, and with it whoever runs this"}
 PLACEHOLDERS = {"<yours>": "octavo/octavo-operator"}
@@ -126,7 +129,19 @@ def test_the_commands_of_the_charts_readme_work(shell):
             assert "Succeeded" in answer
 
 
-@pytest.mark.parametrize("path", [README, CHART_README], ids=["README", "chart"])
+def test_the_command_of_the_page_on_monitoring_works_where_prometheus_operator_is(shell):
+    (shell.folder / "kinds.yaml").write_text(monitoring_crds())
+    shell.run(f"kubectl apply -f {shell.folder}/kinds.yaml")
+    shell.run("kubectl wait --for=condition=Established crd --all --timeout=60s")
+    for command in told(MONITORING):
+        shell.run(command)
+    made = shell.run("kubectl get podmonitors,prometheusrules,configmaps -n octavo-system -o name")
+    assert made.count("podmonitor") == 2
+    assert made.count("prometheusrule") == 1
+    assert made.count("configmap/octavo-operator-") == 6
+
+
+@pytest.mark.parametrize("path", [README, CHART_README, MONITORING], ids=["README", "chart", "monitoring"])
 def test_every_command_of_a_readme_is_one_that_is_executed_here(path):
     assert [command for command in told(path) if not is_executed(command)] == []
 

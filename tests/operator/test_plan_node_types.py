@@ -329,6 +329,8 @@ async def test_a_type_whose_labels_vanish_is_held_said_and_comes_back():
     assert await unmoved(world, operator)
     said = condition(world, "chat", "NodeTypesResolved")
     assert (said["status"], said["reason"]) == ("False", "TypeHeld")
+    assert " on n1: " in said["message"], "the node is named on which the replica is held"
+    assert "no label nvidia.com/gpu.product" in said["message"] or "bring the nodes" in said["message"]
     assert condition(world, "chat", "Ready")["status"] == "True", "its pods serve the wanted template"
     world.user_applies("chat", spec(1))
     await run(operator, 5)

@@ -35,6 +35,9 @@ from .tuning import Measured, Tuning, measured, plan_tuning
 LARGE_BLOCK_TOKENS = 64
 """Larger blocks often hold more than what prompts share."""
 
+NAMED_NODES = 3
+"""Of replicas that are held; more would make the message a list."""
+
 
 @dataclass(frozen=True)
 class _Scaling:
@@ -129,6 +132,25 @@ def resolution_of(facts: Facts) -> tuple[NodeType, ...]:
     return _resolve(facts, spec, _pinned(spec)).types
 
 
+def _held(facts: Facts, resolution: Resolution) -> str:
+    """Which replicas are held, where they run, what is wrong there, and what a new start would meet."""
+    types, products = resolution.held, resolution.held_products
+    pods = [pod for pod in facts.pods if label_of(pod, contract.NODE_TYPE_LABEL) in types]
+    nodes = sorted({str(pod["spec"]["nodeName"]) for pod in pods if pod.get("spec", {}).get("nodeName")})
+    where = f" on {', '.join(nodes[:NAMED_NODES])}{' and others' if len(nodes) > NAMED_NODES else ''}" if nodes else ""
+    seen = [facts.views_by_name[name] for name in nodes if name in facts.views_by_name]
+    notes = [note for item in seen for note in item.notes]
+    notes += [note for note in resolution.notes if any(product in note for product in products)]
+    told = "; ".join([*dict.fromkeys(notes)][:NAMED_NODES]) or "bring the nodes or their labels back"
+    message = (
+        f"replicas on {', '.join(products)} (node type {', '.join(types)}) are held as they run{where}: none of its"
+        f" nodes can be seen with labels that fit; {told}, or change placement"
+    )
+    if not resolution.types and resolution.image_reason not in ("Resolved", "NoNodeFits"):
+        message += f"; started anew they would not run: {resolution.image_message}"
+    return message
+
+
 def _node_verdicts(facts: Facts, resolution: Resolution) -> list[Verdict]:
     if not facts.sees_nodes:
         return [
@@ -140,16 +162,7 @@ def _node_verdicts(facts: Facts, resolution: Resolution) -> list[Verdict]:
     if resolution.held:
         if not resolved:
             image = Verdict("ImageResolved", True, "Held", "images stay as they were chosen while nodes could be seen")
-        lost = ", ".join(resolution.held_products)
-        message = (
-            f"replicas on {lost} (node type {', '.join(resolution.held)}) are held as they run: none of its nodes can "
-            "be seen with labels that fit; bring the nodes or their labels back, or change placement"
-        )
-        odd = [note for note in resolution.notes if any(product in note for product in resolution.held_products)]
-        message += "".join(f"; {note}" for note in odd[:3])
-        if not resolved and resolution.image_reason not in ("Resolved", "NoNodeFits"):
-            message += f"; started anew they would not run: {resolution.image_message}"
-        return [Verdict("NodeTypesResolved", False, "TypeHeld", message), image]
+        return [Verdict("NodeTypesResolved", False, "TypeHeld", _held(facts, resolution)), image]
     return [
         Verdict("NodeTypesResolved", resolved or resolution.reason == "NoImage", resolution.reason, resolution.message),
         image,
