@@ -28,6 +28,7 @@ TOPICS = (
     "attention-h200",
     "fused-h200",
     "engine-h200",
+    "engine-host",
     "http",
     "scaling-simulation",
     "demo",

@@ -24,6 +24,7 @@ TITLES = {
     "attention-h200": "Attention on an H200",
     "fused-h200": "Fused kernels on an H200",
     "engine-h200": "The engine on an H200",
+    "engine-host": "The engine's host process, on a device that computes nothing",
     "http": "The HTTP interface",
     "scaling-simulation": "Scaling policies on simulated load",
     "demo": "The demo",

@@ -24,6 +24,7 @@ from .settings import (
     parse_catalogue,
     read_catalogue,
     read_egress,
+    read_hub_endpoint,
     read_proxy,
 )
 
@@ -105,6 +106,10 @@ def _parser() -> argparse.ArgumentParser:
         _add(command, "--model-proxy", default="", metavar="URL", what="proxy of the containers that fetch models")
         _add(command, "--model-no-proxy", default="", metavar="A,B", what="hosts that they reach without it")
         _add(command, "--image-prefixes", default="", metavar="A,B", what="what pinned images may begin with; * = all")
+        _add(command, "--file-prefixes", default="*", metavar="A,B", what="folders of file:// models; * = all")
+        _add(command, "--default-cache-claim", default="", metavar="NAME", what="claim that keeps fetched models")
+        _add(command, "--hub-endpoint", default="", metavar="URL", what="mirror of the Hub for models that name none")
+        _add(command, "--default-priority-class", default="", metavar="NAME", what="of model pods that name none")
         _add(
             command,
             "--argument-prefixes",
@@ -180,7 +185,11 @@ def _settings(flags: argparse.Namespace, images: tuple[CatalogueImage, ...] | No
         pull_secrets=_listed(flags.pull_secrets),
         proxy=read_proxy(flags.model_proxy, flags.model_no_proxy),
         image_prefixes=_listed(flags.image_prefixes),
+        file_prefixes=_listed(flags.file_prefixes),
         argument_prefixes=_listed(flags.argument_prefixes),
+        cache_claim=flags.default_cache_claim,
+        hub_endpoint=read_hub_endpoint(flags.hub_endpoint),
+        priority_class=flags.default_priority_class,
         priority_classes=_listed(flags.priority_classes),
         tolerations=_listed(flags.tolerations),
         resources=_listed(flags.resources),

@@ -1,11 +1,13 @@
-"""The command line: `octavo-server serve | fetch | calibrate | check`."""
+"""The command line: `octavo-server serve | fetch | calibrate | check | bench`."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 
 from octavo_server import options
+from octavo_server.bench import options as bench_options
 from octavo_server.contract import API_KEY_VARIABLE, HUB_TOKEN_VARIABLE, PROGRAM, TERMINATION_LOG_VARIABLE, ExitCode
 from octavo_server.flags import Parser, add_options, resolve
 from octavo_server.termination import Refused, report
@@ -64,7 +66,22 @@ def build_parser() -> Parser:
         description="Show the device, its driver, the versions of torch and Triton, and whether the kernels run.",
     )
     check.add_argument("--json", action="store_true", help="as one JSON object")
+    _add_bench(commands)
     return parser
+
+
+def _add_bench(commands: argparse._SubParsersAction[Parser]) -> None:
+    about = "Measure a server over HTTP, or an engine in this process."
+    bench = commands.add_parser("bench", help="measure a server or an engine", description=about)
+    kinds = bench.add_subparsers(dest="kind", metavar="KIND", title="kinds")
+    for kind, text in (
+        ("serve", "send streams to a server: times to first token, between tokens and end to end"),
+        ("throughput", "give an engine in this process all requests, or let them arrive"),
+        ("latency", "run batches of one size, one after the other"),
+    ):
+        made = kinds.add_parser(kind, help=text, description=f"{text[0].upper()}{text[1:]}.\n\n{_SETTINGS}")
+        made.add_argument("--config", metavar="FILE", default="", help="YAML file with settings")
+        add_options(made, bench_options.TABLES[kind])
 
 
 def _run(arguments: list[str]) -> ExitCode:
@@ -87,8 +104,17 @@ def _run(arguments: list[str]) -> ExitCode:
         from octavo_server.calibration.command import calibrate
 
         return calibrate(options.calibrate_config(resolve(options.CALIBRATE, vars(parsed))))
+    if parsed.command == "bench":
+        if parsed.kind is None:
+            raise Refused(
+                "InvalidFlag", f"a kind is missing: {', '.join(bench_options.TABLES)}; see {PROGRAM} bench --help"
+            )
+        values = resolve(bench_options.TABLES[parsed.kind], vars(parsed), file=parsed.config)
+        from octavo_server.bench.command import bench
+
+        return bench(parsed.kind, values)
     if parsed.command != "check":
-        parser.error("a command is missing: serve, fetch, calibrate or check")
+        parser.error("a command is missing: serve, fetch, calibrate, check or bench")
     from octavo_server.check import check
 
     return check(as_json=parsed.json)

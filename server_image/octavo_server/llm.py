@@ -37,14 +37,13 @@ from octavo_server.engine.messages import (
     TokenLogprobs,
 )
 from octavo_server.engine.startup import start
+from octavo_server.progress_bar import Bar
 
 if TYPE_CHECKING:
     from octavo_server.text.stops import StopMatcher
     from octavo_server.text.tokenizer import TextTokenizer
 
 _CONNECTION = 0
-_BAR_SECONDS = 0.2
-_BAR_WIDTH = 30
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,7 @@ class _Run:
     def __init__(self, llm: LLM, *, progress_to: TextIO | None, detokenize: bool) -> None:
         self._llm = llm
         self._detokenize = detokenize
-        self._bar = None if progress_to is None else _Bar(progress_to)
+        self._bar = None if progress_to is None else Bar(progress_to)
         self._living: dict[int, tuple[Generation, StopMatcher | None, Any]] = {}
         self._begun = time.monotonic()
 
@@ -229,7 +228,7 @@ class _Run:
 
         tokenizer = self._llm.tokenizer
         detokenizer = Detokenizer(tokenizer.text_bytes, strip_first_space=tokenizer.strips_first_space)
-        return StopMatcher(params.stop), detokenizer
+        return StopMatcher(params.stop, after=params.min_tokens), detokenizer
 
     def _submit(self, number: int, ids: list[int], params: GenerationParams) -> Submit:
         from octavo_server.engine.digests import digest_seed
@@ -295,34 +294,6 @@ def _tokens(outputs: Sequence[RequestOutput]) -> Iterator[tuple[int, int, Reques
     if isinstance(outputs, PlainOutputs):
         for number, token in zip(outputs.request_ids.tolist(), outputs.tokens.tolist(), strict=True):
             yield number, token, None
-
-
-class _Bar:
-    """`[#####     ] 12/64 prompts, 3456 tokens/s` on one line of a terminal; elsewhere one line at the end."""
-
-    def __init__(self, to: TextIO) -> None:
-        self._to = to
-        self._live = to.isatty()
-        self._begun = time.monotonic()
-        self._shown = 0.0
-        self._last = ""
-
-    def show(self, done: int, total: int, tokens: int) -> None:
-        now = time.monotonic()
-        if now - self._shown < _BAR_SECONDS and done < total:
-            return
-        self._shown = now
-        filled = _BAR_WIDTH * done // max(1, total)
-        speed = tokens / max(now - self._begun, 1e-9)
-        self._last = f"[{'#' * filled:{_BAR_WIDTH}}] {done}/{total} prompts, {speed:.0f} tokens/s"
-        if self._live:
-            self._to.write("\r" + self._last)
-            self._to.flush()
-
-    def end(self) -> None:
-        if self._last:
-            self._to.write("\n" if self._live else self._last + "\n")
-            self._to.flush()
 
 
 __all__ = ["LLM", "Generation", "GenerationParams"]

@@ -70,6 +70,11 @@ def test_the_operator_takes_the_arguments_that_the_chart_gives_it(render, chart_
                         ("resources", flags.resources)):  # fmt: skip
         assert list(filter(None, given.split(","))) == policy.get(name, [])
     assert list(filter(None, flags.argument_prefixes.split(","))) == policy["argumentPrefixes"]
+    assert list(filter(None, flags.file_prefixes.split(","))) == policy.get("filePrefixes", ["*"])
+    given = chart_values.get("models", {})
+    for name, flag in (("cacheClaim", flags.default_cache_claim), ("hubEndpoint", flags.hub_endpoint),
+                       ("priorityClassName", flags.default_priority_class)):  # fmt: skip
+        assert flag == given.get(name, "")
     network = chart_values.get("networkPolicy", {})
     assert flags.monitoring_namespace == network.get("monitoringNamespace")
     assert flags.gateway_namespace == network.get("gatewayNamespace")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from octavo_server import options
 from octavo_server.__main__ import build_parser
+from octavo_server.bench import options as bench_options
 from octavo_server.contract import OPERATOR_FLAGS
 from octavo_server.flags import resolve
 from octavo_server.termination import Refused, fit
@@ -144,7 +145,7 @@ def test_help_shows_every_setting_with_its_default_and_the_operators_flags_are_a
 
 def test_the_documentation_of_the_flags_is_what_the_parser_says() -> None:
     text = (Path(__file__).parents[2] / "docs/reference/server-flags.md").read_text()
-    for command in (options.SERVE, options.FETCH, options.CALIBRATE):
+    for command in (options.SERVE, options.FETCH, options.CALIBRATE, *bench_options.TABLES.values()):
         for option in command:
             row = options.documentation_row(option)
             assert row in text, f"missing or outdated; the row should be: {row}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,7 +76,7 @@ class Traffic:
         for part, alive in zip(plan, plan.alive.tolist(), strict=True):
             if part.samples and alive:
                 known = part.request.tokens[: part.request.length]
-                part.request.append(int(known.sum()) % VOCABULARY)
+                self.scheduler.table.append(np.array([part.request.slot]), np.array([int(known.sum()) % VOCABULARY]))
         self.scheduler.collected(plan)
         for part, alive in zip(plan, plan.alive.tolist(), strict=True):
             if part.samples and alive and part.request.length == part.request.max_length:

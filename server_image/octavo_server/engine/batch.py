@@ -66,14 +66,18 @@ def fill(
 ) -> None:
     """Writes a plan into the buffers, padded to `tokens` tokens and `sequences` sequences.
 
-    Padding tokens have slot −1, so nothing is written for them, and padding sequences have no token. first_source:
-    where the step's own tokens begin in the token table.
+    What the last step that was written there has in common with this one stays. Padding tokens have slot −1, so
+    nothing is written for them, and padding sequences have no token. first_source: where the step's own tokens begin
+    in the token table.
     """
     table, single, total, rows = plan.table, plan.singles, plan.tokens, len(plan)
     slots, starts = plan.slots[:single], plan.starts[:single]
     arrays.positions[:single] = starts
     arrays.slot_mapping[:single] = table.tail[slots] * block_size + starts % block_size
+    arrays.lengths[:rows] = plan.starts + plan.counts
     drawn = table.drawn[slots]
+    if arrays.holds(plan.same if drawn.all() else None, tokens, sequences):
+        return
     arrays.sources[:single] = slots
     for row in np.flatnonzero(~drawn).tolist():
         arrays.sources[row] = first_source + row
@@ -96,7 +100,6 @@ def fill(
     arrays.starts[0] = 0
     np.cumsum(plan.counts, out=arrays.starts[1 : rows + 1])
     arrays.starts[rows + 1 : sequences + 1] = total
-    arrays.lengths[:rows] = plan.starts + plan.counts
     arrays.lengths[rows:sequences] = 0
     arrays.slots[:rows] = plan.slots
     arrays.slots[rows:sequences] = 0

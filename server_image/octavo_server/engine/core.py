@@ -42,6 +42,8 @@ Addressed = tuple[int, Message]
 _CPU_STEP_SECONDS = 0.2
 _GPU_STEP_SECONDS = 0.025
 """Longest step while requests generate, where the configuration says nothing."""
+_LEARNING_STEPS = 4
+"""Of steps in which all rows generate, one in so many is learned from: they are many and alike."""
 _COMPILING_PAUSE_SECONDS = 0.002
 """Longest wait for a grammar when there is nothing else to do; messages are read in between."""
 
@@ -228,7 +230,8 @@ class Engine:
             return failed + self._fail(flight.plan, error)
         self._steps += 1
         waited = time.perf_counter()
-        self._cost.learn(flight.plan, result.seconds)
+        if flight.plan.singles < len(flight.plan) or self._steps % _LEARNING_STEPS == 0:
+            self._cost.learn(flight.plan, result.seconds)
         messages = self._deliver(flight.plan, result)
         if self.observer is not None:
             plan, launch, _, sample = self._times
@@ -278,7 +281,7 @@ class Engine:
             return [self._finish(request, Finished(request_id, "error", f"grammar: {error}"))]
         grammar.accept(request.tokens[request.prompt_length : request.length].tolist())
         if grammar.error:
-            return [self._finish(request, Finished(request_id, "error", f"grammar: {grammar.error}"))]
+            return [self._finish(request, Finished(request_id, "grammar", grammar.error))]
         if grammar.complete:
             return [self._finish(request, Finished(request_id, "stop"))]
         request.grammar = grammar
@@ -303,26 +306,22 @@ class Engine:
         rows = np.flatnonzero(plan.samples & plan.alive)
         slots, tokens = plan.slots[rows], result.tokens[rows]
         before = table.known[slots]
-        requests = plan.requests if len(rows) == len(plan) else [plan.requests[row] for row in rows.tolist()]
-        for request, token in zip(requests, tokens.tolist(), strict=True):
-            length = request.length
-            request.tokens[length] = token
-            request.length = length + 1
-        table.known[slots] = before + 1
+        table.append(slots, tokens)
         self._generated_tokens += len(rows)
         stopped = (tokens[:, None] == table.stops[slots]).any(axis=1) & (before >= table.stop_from[slots])
         full = before + 1 == table.limit[slots]
         single = table.silent[slots] | table.special[slots]
         table.silent[slots] = False
         others: dict[int, list[RequestOutput]] = defaultdict(list)
-        for place in np.flatnonzero(single).tolist():
-            others[requests[place].connection].append(self._output(requests[place], result, int(rows[place])))
+        for row in rows[single].tolist():
+            request = plan.requests[row]
+            others[request.connection].append(self._output(request, result, row))
         plain = slots, tokens
         if others:
             plain = slots[~single], tokens[~single]
         messages = self._outputs(*plain, others)
         for place in np.flatnonzero(stopped | full | table.special[slots]).tolist():
-            request, token = requests[place], int(tokens[place])
+            request, token = plan.requests[int(rows[place])], int(tokens[place])
             late = int(before[place]) >= request.prompt_length + request.sampling.min_tokens
             stops = late and token in request.stop_ids
             end = self._end(request, token, stops=stops, full=bool(full[place]))
@@ -366,7 +365,7 @@ class Engine:
             grammar.accept([token])
             if grammar.error:
                 grammar.owner.forget(grammar.text)
-                return Finished(number, "error", f"grammar: {grammar.error}")
+                return Finished(number, "grammar", grammar.error)
         if stops:
             return Finished(number, "stop", "", token)
         if grammar is not None and grammar.complete:

@@ -153,7 +153,8 @@ class Finished:
 
     request_id: int
     reason: str
-    """`stop` (a stop token id), `length`, `abort`, `error`."""
+    """`stop` (a stop token id), `length`, `abort`, `error`, `grammar` (the request's own grammar leads nowhere or needs
+    more than the limits; `message` is llguidance's)."""
     message: str = ""
     stop_token_id: int = -1
 

@@ -32,6 +32,8 @@ class StepPlan:
     slots, starts, counts: int64 `[rows]`. samples: bool `[rows]`, whether a row's last planned token is among its
     tokens. admissions: int64 `[rows]`, which tells later whether a row's request still runs. groups: prefixes that
     single rows share. waits: nothing can be planned before the step in flight is collected. table: the slots' numbers.
+    same: the mark of a step of single rows alone; the next one that bears the same mark has the same rows, and each of
+    them one token more.
     """
 
     requests: list[Request]
@@ -44,6 +46,7 @@ class StepPlan:
     table: SlotTable
     groups: StepGroups | None = None
     waits: bool = False
+    same: object = None
 
     @property
     def tokens(self) -> int:

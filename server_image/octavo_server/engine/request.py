@@ -35,16 +35,17 @@ _LIMITS: dict[str, tuple[str, Callable[[float], bool]]] = {
 class Request:
     """State of a request between its Submit and its Finished.
 
-    tokens: int32 buffer for prompt and answer; `length` of them are known. While it runs, its other numbers stand in
-    its slot's row of `table`.
+    buffer: int32 `[max_length]`, prompt and answer; read it through `tokens`. While it runs, its other numbers stand
+    in its slot's row of `table`, its last tokens among them.
     """
 
     request_id: int
     connection: int
     sampling: SamplingParams
-    tokens: npt.NDArray[np.int32]
+    buffer: npt.NDArray[np.int32]
     prompt_length: int
-    length: int
+    waiting_length: int
+    """Known tokens while it has no slot."""
     max_length: int
     """Known tokens at which the request ends: prompt + max_new_tokens, cut to the model's limit."""
     priority: int
@@ -63,6 +64,18 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     grammar: GrammarState | None = None
     """Set once it is compiled; the request waits for that outside of the scheduler."""
+
+    @property
+    def length(self) -> int:
+        """Known tokens, of prompt and answer."""
+        return int(self.table.known[self.slot]) if self.table is not None and self.slot >= 0 else self.waiting_length
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """int32 `[max_length]`: the first `length` are known."""
+        if self.table is not None and self.slot >= 0:
+            self.table.fetch(self.slot)
+        return self.buffer
 
     @property
     def generated(self) -> int:
@@ -104,20 +117,22 @@ class Request:
         """Sort key: what runs first and is preempted last."""
         return (self.priority, self.arrival)
 
-    def append(self, token: int) -> None:
-        """Adds a generated token."""
-        self.tokens[self.length] = token
-        self.length += 1
-        if self.table is not None and self.slot >= 0:
-            self.table.known[self.slot] = self.length
+    def leave_slot(self) -> None:
+        """Gives its slot back and remembers what stood there."""
+        assert self.table is not None, "it never had a slot"
+        self.waiting_length = self.length
+        self.table.give_back(self.slot)
+        self.slot = -1
 
     def digest(self, index: int, block_size: int) -> bytes:
         """Digest of full block `index`, extending the chain over generated tokens where needed."""
         while len(self.digest_chain) <= index:
             at = len(self.digest_chain)
             parent = self.digest_chain[-1] if self.digest_chain else self.digest_parent
-            block = self.tokens[at * block_size : (at + 1) * block_size]
-            self.digest_chain.append(extend(parent, block.tobytes()))
+            block = self.table.recent_block(self.slot, at, block_size) if self.table and self.slot >= 0 else None
+            if block is None:
+                block = self.tokens[at * block_size : (at + 1) * block_size].tobytes()
+            self.digest_chain.append(extend(parent, block))
         return self.digest_chain[index]
 
 
@@ -170,9 +185,9 @@ def make_request(
         request_id=submit.request_id,
         connection=connection,
         sampling=sampling,
-        tokens=tokens,
+        buffer=tokens,
         prompt_length=len(prompt),
-        length=len(prompt) + len(resumed),
+        waiting_length=len(prompt) + len(resumed),
         max_length=limit,
         priority=submit.priority,
         arrival=arrival,

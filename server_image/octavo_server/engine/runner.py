@@ -24,7 +24,7 @@ from octavo_server.engine.launches import launches_for, refuses_launches
 from octavo_server.engine.messages import TokenLogprobs
 from octavo_server.engine.pages import PageTable
 from octavo_server.engine.plan import StepPlan, empty_plan
-from octavo_server.engine.sampler import LogprobTensors, RowRules, choose, largest, logprob_tensors, to_device
+from octavo_server.engine.sampler import LogprobTensors, choose, largest, logprob_tensors, to_device
 from octavo_server.engine.slots import SlotTable
 from octavo_server.engine.staging import Arrays, Staging, Tensors
 from octavo_server.models.decoder import Decoder, StepTensors
@@ -382,8 +382,7 @@ class Runner:
             asked = [place for place, request in enumerate(requests) if request.sampling.logprobs >= 0]
             raw = logits[to_device(np.array(asked, np.int64), self.device)].log_softmax(dim=1) if asked else None
             self._mask(logits, requests, plan.alive[rows])
-        rules = RowRules(table.temperature[slots], table.vocabulary[slots], table.adjusted[slots])
-        chosen = choose(logits, requests, rules)
+        chosen = choose(logits, requests, table.rules(slots))
         self._small.last_tokens.index_copy_(0, flight.sample_slots, chosen)
         if raw is not None:
             most = max(requests[place].sampling.logprobs for place in asked)

@@ -20,6 +20,7 @@ from octavo_kernels.logprobs import describe_tokens
 from octavo_server.engine.messages import TokenLogprobs
 from octavo_server.engine.philox import uniforms
 from octavo_server.engine.request import Request
+from octavo_server.engine.slots import RowRules
 
 _FIRST_CANDIDATES = 512
 _ROWS_AT_ONCE = 256
@@ -35,22 +36,21 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
     return result
 
 
-@dataclass(frozen=True)
-class RowRules:
-    """What is looked at for all rows at once. temperature: float32; vocabulary: int64, 0 = all ids have a token;
-    adjusted: bool, whether a row's logits are changed by rules of its own. All `[rows]`."""
-
-    temperature: npt.NDArray[np.float32]
-    vocabulary: npt.NDArray[np.int64]
-    adjusted: npt.NDArray[np.bool_]
-
-
 def rules_of(requests: Sequence[Request]) -> RowRules:
-    """The rules of these requests, one row each."""
+    """The rules of these requests, one row each, wherever they are."""
+    asked = [request.sampling for request in requests]
     return RowRules(
-        np.array([request.sampling.temperature for request in requests], np.float32),
-        np.array([request.sampling.vocabulary_size for request in requests], np.int64),
+        np.array([one.temperature for one in asked], np.float64),
+        np.array([one.vocabulary_size for one in asked], np.int64),
         np.array([request.adjusted for request in requests], np.bool_),
+        np.array([one.top_k for one in asked], np.int64),
+        np.array([one.top_p for one in asked], np.float64),
+        np.array([one.min_p for one in asked], np.float64),
+        uniforms(
+            np.array([one.seed for one in asked], np.uint64),
+            np.array([one.choice_index for one in asked], np.uint64),
+            np.array([request.length for request in requests], np.uint64),
+        ),
     )
 
 
@@ -63,10 +63,10 @@ def choose(logits: torch.Tensor, requests: Sequence[Request], rules: RowRules) -
     if len(drawn) == 0:
         return largest(logits)
     if len(drawn) == len(requests):
-        return _draw_in_parts(logits, requests)
+        return _draw_in_parts(logits, rules, drawn)
     index = to_device(drawn, logits.device)
     tokens = largest(logits)
-    tokens[index] = _draw_in_parts(logits[index], [requests[row] for row in drawn.tolist()])
+    tokens[index] = _draw_in_parts(logits[index], rules, drawn)
     return tokens
 
 
@@ -89,10 +89,10 @@ def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
-def _draw_in_parts(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
-    """Bounds the memory that sums in double precision take."""
-    parts = range(0, len(requests), _ROWS_AT_ONCE)
-    drawn = [_draw(logits[at : at + _ROWS_AT_ONCE], requests[at : at + _ROWS_AT_ONCE]) for at in parts]
+def _draw_in_parts(logits: torch.Tensor, rules: RowRules, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Draws for these rows of the rules, whose logits are given; parts bound the memory of double precision."""
+    parts = [slice(at, at + _ROWS_AT_ONCE) for at in range(0, len(rows), _ROWS_AT_ONCE)]
+    drawn = [_draw(logits[part], rules, rows[part]) for part in parts]
     return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
 
 
@@ -141,55 +141,48 @@ def _adjust(logits: torch.Tensor, request: Request) -> None:
         logits[to_device(stops, logits.device)] = float("-inf")
 
 
-def _draw(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+def _draw(logits: torch.Tensor, rules: RowRules, rows: npt.NDArray[np.int64]) -> torch.Tensor:
     """int64 `[rows]`, drawn from `softmax(logits / temperature)` after top-k, top-p and min-p.
 
-    logits: float32 `[rows, vocabulary]`.
+    logits: float32 `[rows, vocabulary]`, those of `rows` of the rules.
     """
-    device = logits.device
-    temperature = to_device(np.array([request.sampling.temperature for request in requests], np.float32), device)
-    logits = logits / temperature[:, None].clamp_min(1e-5)
-    top_k = [request.sampling.top_k for request in requests]
-    if any(0 < k < logits.shape[1] for k in top_k):
-        logits = _keep_top_k(logits, top_k)
-    if any(request.sampling.top_p < 1 for request in requests):
-        logits = _keep_top_p(logits, [request.sampling.top_p for request in requests])
-    if any(request.sampling.min_p > 0 for request in requests):
-        floor = to_device(np.array([request.sampling.min_p for request in requests], np.float32), device).log()
-        limit = logits.amax(dim=1) + floor
-        logits = logits.masked_fill(logits < limit[:, None], float("-inf"))
+    vocabulary = logits.shape[1]
+    top_k, top_p, min_p = rules.top_k[rows], rules.top_p[rows], rules.min_p[rows]
+    top_k = np.where((top_k > 0) & (top_k < vocabulary), top_k, 0)
+    # One upload for all of them.
+    numbers = np.stack((rules.temperature[rows], rules.numbers[rows], top_k, top_p, min_p))
+    temperature, drawn, device_k, device_p, device_min_p = to_device(numbers, logits.device)[:, :, None]
+    logits = logits / temperature.float().clamp_min(1e-5)
+    if top_k.any():
+        logits = _keep_top_k(logits, device_k.long(), int(top_k.max()))
+    if (top_p < 1).any():
+        logits = _keep_top_p(logits, device_p, np.flatnonzero(top_p < 1))
+    if (min_p > 0).any():
+        limit = logits.amax(dim=1, keepdim=True) + device_min_p.float().log()
+        logits = logits.masked_fill(logits < limit, float("-inf"))
     cumulative = logits.softmax(dim=1).double().cumsum(dim=1)
-    numbers = uniforms(
-        np.array([request.sampling.seed for request in requests], dtype=np.uint64),
-        np.array([request.sampling.choice_index for request in requests], dtype=np.uint64),
-        np.array([request.length for request in requests], dtype=np.uint64),
-    )
-    targets = to_device(numbers, device)[:, None] * cumulative[:, -1:]
     # right=True: the first token whose cumulative sum is above the target, never one of probability 0.
-    chosen = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
-    return chosen.clamp_max(logits.shape[1] - 1)
+    chosen = torch.searchsorted(cumulative, drawn * cumulative[:, -1:], right=True).squeeze(1)
+    return chosen.clamp_max(vocabulary - 1)
 
 
-def _keep_top_k(logits: torch.Tensor, top_k: Sequence[int]) -> torch.Tensor:
-    """Masks all below the k-th largest value of each row; k = 0 keeps all."""
-    wanted = [k if 0 < k < logits.shape[1] else 0 for k in top_k]
-    largest = logits.topk(max(wanted), dim=1).values
-    index = to_device(np.array([max(k, 1) - 1 for k in wanted], np.int64), logits.device)
-    limit = largest.gather(1, index[:, None])
-    unlimited = to_device(np.array([k == 0 for k in wanted], np.bool_), logits.device)
-    limit = limit.masked_fill(unlimited[:, None], float("-inf"))
+def _keep_top_k(logits: torch.Tensor, top_k: torch.Tensor, most: int) -> torch.Tensor:
+    """Masks all below the k-th largest value of each row; top_k: int64 `[rows, 1]`, at most `most`; 0 keeps all."""
+    largest = logits.topk(most, dim=1).values
+    limit = largest.gather(1, (top_k - 1).clamp_min(0)).masked_fill(top_k == 0, float("-inf"))
     return logits.masked_fill(logits < limit, float("-inf"))
 
 
-def _keep_top_p(logits: torch.Tensor, top_p: Sequence[float]) -> torch.Tensor:
-    """Masks all below the value at which the largest probabilities first reach p; p = 1 keeps all.
+def _keep_top_p(logits: torch.Tensor, wanted: torch.Tensor, below_one: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Masks all below the value at which the largest probabilities first reach p.
+
+    wanted: p, float64 `[rows, 1]`. below_one: rows with p < 1; the others keep all.
 
     Sorting a whole vocabulary takes milliseconds on a CPU; the largest few hundred values nearly always reach p.
     """
     total = logits.logsumexp(dim=1, keepdim=True)
-    wanted = torch.tensor(top_p, device=logits.device, dtype=torch.float64)[:, None]
     limits = torch.full_like(total, float("-inf"))
-    open_rows = torch.tensor([row for row, p in enumerate(top_p) if p < 1], device=logits.device)
+    open_rows = to_device(below_one, logits.device)
     for count in (min(_FIRST_CANDIDATES, logits.shape[1]), logits.shape[1]):
         values = logits[open_rows].topk(count, dim=1).values
         reached = (values - total[open_rows]).double().exp().cumsum(dim=1) >= wanted[open_rows]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from octavo_server.engine.blocks import BlockPool
 from octavo_server.engine.groups import SharingGroups, StepGroups
 from octavo_server.engine.plan import Ints, StepPlan, empty_plan
 from octavo_server.engine.request import Request
-from octavo_server.engine.slots import SlotTable
+from octavo_server.engine.slots import RECENT, Flags, SlotTable
 
 PROMPT_LOGPROB_ROWS = 256
 """Tokens per step whose logits are kept for prompt log-probabilities: a row is a whole vocabulary of float32."""
@@ -40,14 +40,18 @@ class SchedulerLimits:
     block_size: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _SingleRows:
-    """Rows of one token: the slots asked for, the same in the order of the step, their requests and groups."""
+    """Rows of one token: the slots asked for, the same in the order of the step, and what stays while they do."""
 
     wanted: Ints
     slots: Ints
     requests: list[Request]
     groups: StepGroups | None
+    counts: Ints
+    samples: Flags
+    admissions: Ints
+    mark: object = field(default_factory=object)
 
 
 class Scheduler:
@@ -175,7 +179,7 @@ class Scheduler:
         for request in self.running:
             name, slot = request.request_id, request.slot
             assert table.requests[slot] is request, f"{name}: another request has its slot"
-            assert table.known[slot] == request.length, f"{name}: known tokens"
+            assert 0 <= table.known[slot] - table.kept[slot] <= RECENT, f"{name}: tokens that nobody fetched"
             assert table.held[slot] == len(request.blocks), f"{name}: blocks"
             assert table.tail[slot] == request.blocks[-1], f"{name}: last block"
             assert 0 <= request.computed <= table.planned[slot], f"{name}: more computed than planned"
@@ -204,20 +208,25 @@ class Scheduler:
             if ordered is not None:
                 groups = self.groups.step_groups(ordered, self.table.computed[ordered])
             order = slots if ordered is None else ordered
-            self._rows = _SingleRows(slots, order, [self._request(slot) for slot in order.tolist()], groups)
+            requests, count = [self._request(slot) for slot in order.tolist()], len(order)
+            ones, all_of_them = np.ones(count, np.int64), np.ones(count, np.bool_)
+            admissions = self.table.admission[order]
+            self._rows = _SingleRows(slots, order, requests, groups, ones, all_of_them, admissions)
         return self._rows
 
     def _plan(self, single: _SingleRows, starts: Ints, long: list[tuple[Request, int, int, bool]]) -> StepPlan:
-        requests, slots, count, groups = single.requests, single.slots, len(single.slots), single.groups
-        counts, samples = np.ones(count, np.int64), np.ones(count, np.bool_)
-        if long:
-            requests = requests + [request for request, *_ in long]
-            slots = np.concatenate((slots, np.array([request.slot for request, *_ in long], np.int64)))
-            starts = np.concatenate((starts, np.array([start for _, start, _, _ in long], np.int64)))
-            counts = np.concatenate((counts, np.array([tokens for _, _, tokens, _ in long], np.int64)))
-            samples = np.concatenate((samples, np.array([last for *_, last in long], np.bool_)))
-        admissions = self.table.admission[slots]
-        return StepPlan(requests, slots, starts, counts, samples, admissions, count, self.table, groups)
+        slots, count, groups, table = single.slots, len(single.slots), single.groups, self.table
+        counts, samples, admissions = single.counts, single.samples, single.admissions
+        if not long:
+            return StepPlan(
+                single.requests, slots, starts, counts, samples, admissions, count, table, groups, same=single.mark
+            )
+        requests = single.requests + [request for request, *_ in long]
+        slots = np.concatenate((slots, np.array([request.slot for request, *_ in long], np.int64)))
+        starts = np.concatenate((starts, np.array([start for _, start, _, _ in long], np.int64)))
+        counts = np.concatenate((counts, np.array([tokens for _, _, tokens, _ in long], np.int64)))
+        samples = np.concatenate((samples, np.array([last for *_, last in long], np.bool_)))
+        return StepPlan(requests, slots, starts, counts, samples, table.admission[slots], count, table, groups)
 
     def _request(self, slot: int) -> Request:
         request = self.table.requests[slot]
@@ -230,8 +239,10 @@ class Scheduler:
             return
         table, size = self.table, self.limits.block_size
         full = np.minimum(table.computed[slots], table.known[slots]) // size
-        for row in np.flatnonzero(full > table.registered[slots]).tolist():
-            slot, end = int(slots[row]), int(full[row])
+        grown = (full > table.registered[slots]).nonzero()[0]
+        if not len(grown):
+            return
+        for slot, end in zip(slots[grown].tolist(), full[grown].tolist(), strict=True):
             request = self._request(slot)
             for index in range(int(table.registered[slot]), end):
                 digest = request.digest(index, size)
@@ -263,7 +274,18 @@ class Scheduler:
         slots = self._slots()
         planned = table.planned[slots]
         lacking = slots[(-(-planned // size) > table.held[slots]) & (planned < table.limit[slots])]
-        preempted = False
+        missing = -(-table.planned[lacking] // size) - table.held[lacking]
+        if missing.sum() <= self.pool.available:
+            for slot, count in zip(lacking.tolist(), missing.tolist(), strict=True):
+                blocks = self._request(slot).blocks
+                blocks += self.pool.allocate(count) or []
+                table.grew(slot, blocks)
+            return False
+        return self._reserve_tightly(lacking)
+
+    def _reserve_tightly(self, lacking: Ints) -> bool | None:
+        """As `_reserve`, where blocks do not suffice for all of these slots."""
+        table, preempted = self.table, False
         for slot in lacking.tolist():
             request = table.requests[slot]
             if request is None:  # preempted by one before it
@@ -293,10 +315,9 @@ class Scheduler:
                 del self._computing[digest]
         self.groups.leave(request.slot)
         self.pool.release(request.blocks)
-        self.table.give_back(request.slot)
+        request.leave_slot()
         self._order = self._rows = None
         request.blocks = []
-        request.slot = -1
 
     def _admit_waiting(self, long: list[tuple[Request, int, int, bool]], budget: int) -> None:
         """Admits from the head of the queue; one whose prefix is being computed lets others pass until it is there."""

@@ -7,7 +7,7 @@ there is one buffer, and the model reads it where it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,15 @@ class Arrays:
     group_lengths: npt.NDArray[np.int32]
     places: npt.NDArray[np.int64]
     pages: npt.NDArray[np.int32]
+    _held: list[tuple[object, int, int]] = field(default_factory=list, init=False)
+
+    def holds(self, mark: object, tokens: int, sequences: int) -> bool:
+        """Whether the step that was written last bears this mark and has this size; remembers them. None = no mark."""
+        now, before = (mark, tokens, sequences), self._held
+        if mark is not None and before and before[0][0] is mark and before[0] == now:
+            return True
+        before[:] = [now]
+        return False
 
 
 @dataclass(frozen=True)
