@@ -22,10 +22,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.images.built_cluster import serve_from_images
+
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("buildah", "mmdebstrap")
 BUILD_SECONDS = 280
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def why_not() -> str:
@@ -149,11 +151,15 @@ def torch_index(folder: Path, version: str) -> Path:
 
 def test_both_images_are_built_and_their_programs_run_from_them(builder: Builder, tmp_path: Path) -> None:
     # One test, since what it needs is made once: tests may be spread over several processes.
-    operators_image(builder)
-    cpu_image(builder, tmp_path)
+    operator, server = operators_image(builder), cpu_image(builder, tmp_path)
+    # The demo's cluster, whose operator and model run from what was built.
+    roots = [builder("mount", container).stdout.strip() for container in (operator, server)]
+    seen = serve_from_images(tmp_path, *roots)
+    assert "Paris" in seen["answer"]
+    assert seen["roots"] == sorted(roots), "the pods' processes have these roots"
 
 
-def operators_image(builder: Builder) -> None:
+def operators_image(builder: Builder) -> str:
     builder.build("operator/Dockerfile", "operator", {"BASE": "localhost/base", "VERSION": "0.1.0"})
     settings = builder.settings("operator")
     assert settings["User"] == "65532:65532"
@@ -163,14 +169,12 @@ def operators_image(builder: Builder) -> None:
     container = builder.container("operator")
     assert builder.run(container, "octavo-operator", "--version").startswith("octavo-operator 0.1")
     assert "kind: CustomResourceDefinition" in builder.run(container, "octavo-operator", "crds")
-    left = (
-        "import shutil; print([name for name in ('gcc', 'pip') if shutil.which(name, path='/opt/octavo/bin:/usr/bin')])"
-    )
-    assert builder.run(container, "python3", "-c", left).strip() == "[]"
+    assert builder.run(container, "python3", "-c", LEFT).strip() == "[]"
     assert builder.run(container, "python3", "-c", "import os; print(os.getuid())").strip() == "65532"
+    return container
 
 
-def cpu_image(builder: Builder, tmp_path: Path) -> None:
+def cpu_image(builder: Builder, tmp_path: Path) -> str:
     variants = yaml.safe_load((ROOT / "server_image" / "variants.yaml").read_text())["variants"]
     [cpu] = [item for item in variants if item["name"] == "cpu"]
     index = torch_index(tmp_path / "index", cpu["torch"])
@@ -197,11 +201,9 @@ def cpu_image(builder: Builder, tmp_path: Path) -> None:
     assert measured["ok"]
     assert builder.run(container, "python3", "-c", ASK, volumes=volumes).strip().endswith("Paris.")
     # The layers below: no compiler where there is no Triton, and no more than a few hundred MB beside torch.
-    left = (
-        "import shutil; print([name for name in ('gcc', 'pip') if shutil.which(name, path='/opt/octavo/bin:/usr/bin')])"
-    )
-    assert builder.run(container, "python3", "-c", left).strip() == "[]"
+    assert builder.run(container, "python3", "-c", LEFT).strip() == "[]"
     assert builder.size(container, "/opt/octavo") < 600_000_000
+    return container
 
 
 LEFT = """
