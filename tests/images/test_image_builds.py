@@ -131,21 +131,26 @@ def package_index() -> str:
     return os.environ.get("PIP_INDEX_URL") or os.environ.get("UV_DEFAULT_INDEX") or ""
 
 
-def torch_index(folder: Path, version: str) -> Path:
-    """An index, laid out as torch's own, whose torch points to /opt/host."""
-    name = f"torch-{version}+cpu"
-    place = folder / "cpu" / "torch"
+def stub(folder: Path, name: str, version: str) -> None:
+    """A package of this name and version without content but a pointer to /opt/host, in an index's folder."""
+    place = folder / name
     place.mkdir(parents=True)
-    wheel, info = f"{name}-py3-none-any.whl", f"{name}.dist-info"
+    full, tag = f"{name}-{version}", "py3-none-any"
+    wheel, info = f"{full}-{tag}.whl", f"{full}.dist-info"
     with zipfile.ZipFile(place / wheel, "w") as archive:
-        archive.writestr("host-torch.pth", "/opt/host\n")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}+cpu\n")
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        names = ["host-torch.pth", *(f"{info}/{part}" for part in ("METADATA", "WHEEL", "RECORD"))]
+        archive.writestr(f"host-{name}.pth", "/opt/host\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        names = [f"host-{name}.pth", *(f"{info}/{part}" for part in ("METADATA", "WHEEL", "RECORD"))]
         archive.writestr(f"{info}/RECORD", "".join(f"{each},,\n" for each in names))
     (place / "index.html").write_text(f'<a href="{wheel}">{wheel}</a>')
+
+
+def torch_index(folder: Path, wheels: str, version: str, triton: str = "") -> Path:
+    """An index, laid out as torch's own, whose packages point to /opt/host."""
+    stub(folder / wheels, "torch", f"{version}+{wheels}")
+    if triton:
+        stub(folder / wheels, "triton", triton)
     return folder
 
 
@@ -157,6 +162,7 @@ def test_both_images_are_built_and_their_programs_run_from_them(builder: Builder
     seen = serve_from_images(tmp_path, *roots)
     assert "Paris" in seen["answer"]
     assert seen["roots"] == sorted(roots), "the pods' processes have these roots"
+    gpu_image(builder, tmp_path)
 
 
 def operators_image(builder: Builder) -> str:
@@ -177,7 +183,7 @@ def operators_image(builder: Builder) -> str:
 def cpu_image(builder: Builder, tmp_path: Path) -> str:
     variants = yaml.safe_load((ROOT / "server_image" / "variants.yaml").read_text())["variants"]
     [cpu] = [item for item in variants if item["name"] == "cpu"]
-    index = torch_index(tmp_path / "index", cpu["torch"])
+    index = torch_index(tmp_path / "index", cpu["wheels"], cpu["torch"])
     arguments = {"BASE": "localhost/base", "TORCH": cpu["torch"], "TRITON": cpu["triton"], "WHEELS": cpu["wheels"]}
     builder.build(
         "server_image/Dockerfile", "server", {**arguments, "INDEX": "file:///opt/index"}, f"{index}:/opt/index:ro"
@@ -204,6 +210,22 @@ def cpu_image(builder: Builder, tmp_path: Path) -> str:
     assert builder.run(container, "python3", "-c", LEFT).strip() == "[]"
     assert builder.size(container, "/opt/octavo") < 600_000_000
     return container
+
+
+def gpu_image(builder: Builder, tmp_path: Path) -> None:
+    """A variant for GPUs from the same file: it has the compiler that Triton needs, and still no pip."""
+    variants = yaml.safe_load((ROOT / "server_image" / "variants.yaml").read_text())["variants"]
+    [variant] = [item for item in variants if item["name"] == "cuda12.6"]
+    triton = f"{variant['triton']}+host"
+    index = torch_index(tmp_path / "gpu-index", variant["wheels"], variant["torch"], triton)
+    arguments = {"BASE": "localhost/base", "TORCH": variant["torch"], "TRITON": triton, "WHEELS": variant["wheels"]}
+    arguments |= {"CUDA": variant["cuda"], "INDEX": "file:///opt/index"}
+    builder.build("server_image/Dockerfile", "server-gpu", arguments, f"{index}:/opt/index:ro")
+    settings = builder.settings("server-gpu")
+    assert (settings["User"], settings["Labels"]["dev.octavo.cuda"]) == ("65532:65532", variant["cuda"])
+    container = builder.container("server-gpu")
+    assert builder.run(container, "octavo-server", "--version").startswith("octavo-server 0.1")
+    assert builder.run(container, "python3", "-c", LEFT).strip() == "['gcc']"
 
 
 LEFT = """
