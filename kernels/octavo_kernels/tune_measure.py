@@ -80,7 +80,7 @@ class Workload:
         attention = attention_with(self.shape, self.device, table, self.tokens)
         attention.plan(*self.index, tokens=self.tokens)
         steps = [lambda kv=kv: attention.run(self.q, kv, self.out) for kv in self.pools]
-        return _graph_seconds(steps) if self.device.type == "cuda" else _host_seconds(steps)
+        return graph_seconds(steps) if self.device.type == "cuda" else _host_seconds(steps)
 
 
 def _host_seconds(steps: Sequence[Callable[[], object]]) -> float:
@@ -93,7 +93,7 @@ def _host_seconds(steps: Sequence[Callable[[], object]]) -> float:
     return statistics.median(times)
 
 
-def _graph_seconds(steps: Sequence[Callable[[], object]]) -> float:
+def graph_seconds(steps: Sequence[Callable[[], object]]) -> float:
     """Replays of one CUDA graph that runs all steps: the gaps between launches are a served model's."""
     for step in steps:
         step()

@@ -165,8 +165,8 @@ CALIBRATE = (
     Option("device", "where to measure", _ENGINE, "choice", "Auto", DEVICES),
     Option("dtype", "number format of activations", _ENGINE, "choice", "Auto", DTYPES),
     Option("kv-dtype", "number format of the KV cache", _ENGINE, "choice", "Auto", KV_DTYPES),
-    Option("cpu-threads", "threads on a CPU; 0 = one per core", _ENGINE, "integer", 0, minimum=0, maximum=4096,
-           metavar="THREADS"),
+    Option("cpu-threads", "threads on a CPU; 0 = one, since a busy machine disturbs more", _ENGINE, "integer", 0,
+           minimum=0, maximum=4096, metavar="THREADS"),
     Option("budget-seconds", "after which no further measurement begins", _ENGINE, "number", 300.0, minimum=1,
            maximum=86_400, metavar="SECONDS"),
 )  # fmt: skip

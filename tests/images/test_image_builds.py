@@ -22,10 +22,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.images.built_cluster import serve_from_images
+
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("buildah", "mmdebstrap")
 BUILD_SECONDS = 280
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def why_not() -> str:
@@ -129,31 +131,41 @@ def package_index() -> str:
     return os.environ.get("PIP_INDEX_URL") or os.environ.get("UV_DEFAULT_INDEX") or ""
 
 
-def torch_index(folder: Path, version: str) -> Path:
-    """An index, laid out as torch's own, whose torch points to /opt/host."""
-    name = f"torch-{version}+cpu"
-    place = folder / "cpu" / "torch"
+def stub(folder: Path, name: str, version: str) -> None:
+    """A package of this name and version without content but a pointer to /opt/host, in an index's folder."""
+    place = folder / name
     place.mkdir(parents=True)
-    wheel, info = f"{name}-py3-none-any.whl", f"{name}.dist-info"
+    full, tag = f"{name}-{version}", "py3-none-any"
+    wheel, info = f"{full}-{tag}.whl", f"{full}.dist-info"
     with zipfile.ZipFile(place / wheel, "w") as archive:
-        archive.writestr("host-torch.pth", "/opt/host\n")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}+cpu\n")
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        names = ["host-torch.pth", *(f"{info}/{part}" for part in ("METADATA", "WHEEL", "RECORD"))]
+        archive.writestr(f"host-{name}.pth", "/opt/host\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        names = [f"host-{name}.pth", *(f"{info}/{part}" for part in ("METADATA", "WHEEL", "RECORD"))]
         archive.writestr(f"{info}/RECORD", "".join(f"{each},,\n" for each in names))
     (place / "index.html").write_text(f'<a href="{wheel}">{wheel}</a>')
+
+
+def torch_index(folder: Path, wheels: str, version: str, triton: str = "") -> Path:
+    """An index, laid out as torch's own, whose packages point to /opt/host."""
+    stub(folder / wheels, "torch", f"{version}+{wheels}")
+    if triton:
+        stub(folder / wheels, "triton", triton)
     return folder
 
 
 def test_both_images_are_built_and_their_programs_run_from_them(builder: Builder, tmp_path: Path) -> None:
     # One test, since what it needs is made once: tests may be spread over several processes.
-    operators_image(builder)
-    cpu_image(builder, tmp_path)
+    operator, server = operators_image(builder), cpu_image(builder, tmp_path)
+    # The demo's cluster, whose operator and model run from what was built.
+    roots = [builder("mount", container).stdout.strip() for container in (operator, server)]
+    seen = serve_from_images(tmp_path, *roots)
+    assert "Paris" in seen["answer"]
+    assert seen["roots"] == sorted(roots), "the pods' processes have these roots"
+    gpu_image(builder, tmp_path)
 
 
-def operators_image(builder: Builder) -> None:
+def operators_image(builder: Builder) -> str:
     builder.build("operator/Dockerfile", "operator", {"BASE": "localhost/base", "VERSION": "0.1.0"})
     settings = builder.settings("operator")
     assert settings["User"] == "65532:65532"
@@ -163,17 +175,15 @@ def operators_image(builder: Builder) -> None:
     container = builder.container("operator")
     assert builder.run(container, "octavo-operator", "--version").startswith("octavo-operator 0.1")
     assert "kind: CustomResourceDefinition" in builder.run(container, "octavo-operator", "crds")
-    left = (
-        "import shutil; print([name for name in ('gcc', 'pip') if shutil.which(name, path='/opt/octavo/bin:/usr/bin')])"
-    )
-    assert builder.run(container, "python3", "-c", left).strip() == "[]"
+    assert builder.run(container, "python3", "-c", LEFT).strip() == "[]"
     assert builder.run(container, "python3", "-c", "import os; print(os.getuid())").strip() == "65532"
+    return container
 
 
-def cpu_image(builder: Builder, tmp_path: Path) -> None:
+def cpu_image(builder: Builder, tmp_path: Path) -> str:
     variants = yaml.safe_load((ROOT / "server_image" / "variants.yaml").read_text())["variants"]
     [cpu] = [item for item in variants if item["name"] == "cpu"]
-    index = torch_index(tmp_path / "index", cpu["torch"])
+    index = torch_index(tmp_path / "index", cpu["wheels"], cpu["torch"])
     arguments = {"BASE": "localhost/base", "TORCH": cpu["torch"], "TRITON": cpu["triton"], "WHEELS": cpu["wheels"]}
     builder.build(
         "server_image/Dockerfile", "server", {**arguments, "INDEX": "file:///opt/index"}, f"{index}:/opt/index:ro"
@@ -197,11 +207,25 @@ def cpu_image(builder: Builder, tmp_path: Path) -> None:
     assert measured["ok"]
     assert builder.run(container, "python3", "-c", ASK, volumes=volumes).strip().endswith("Paris.")
     # The layers below: no compiler where there is no Triton, and no more than a few hundred MB beside torch.
-    left = (
-        "import shutil; print([name for name in ('gcc', 'pip') if shutil.which(name, path='/opt/octavo/bin:/usr/bin')])"
-    )
-    assert builder.run(container, "python3", "-c", left).strip() == "[]"
+    assert builder.run(container, "python3", "-c", LEFT).strip() == "[]"
     assert builder.size(container, "/opt/octavo") < 600_000_000
+    return container
+
+
+def gpu_image(builder: Builder, tmp_path: Path) -> None:
+    """A variant for GPUs from the same file: it has the compiler that Triton needs, and still no pip."""
+    variants = yaml.safe_load((ROOT / "server_image" / "variants.yaml").read_text())["variants"]
+    [variant] = [item for item in variants if item["name"] == "cuda12.6"]
+    triton = f"{variant['triton']}+host"
+    index = torch_index(tmp_path / "gpu-index", variant["wheels"], variant["torch"], triton)
+    arguments = {"BASE": "localhost/base", "TORCH": variant["torch"], "TRITON": triton, "WHEELS": variant["wheels"]}
+    arguments |= {"CUDA": variant["cuda"], "INDEX": "file:///opt/index"}
+    builder.build("server_image/Dockerfile", "server-gpu", arguments, f"{index}:/opt/index:ro")
+    settings = builder.settings("server-gpu")
+    assert (settings["User"], settings["Labels"]["dev.octavo.cuda"]) == ("65532:65532", variant["cuda"])
+    container = builder.container("server-gpu")
+    assert builder.run(container, "octavo-server", "--version").startswith("octavo-server 0.1")
+    assert builder.run(container, "python3", "-c", LEFT).strip() == "['gcc']"
 
 
 LEFT = """

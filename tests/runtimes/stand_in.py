@@ -1,8 +1,8 @@
-"""A program that behaves like `vllm serve` or SGLang's server as far as the operator sees: arguments, probes, chat,
-metrics under the recorded names, and the end on SIGTERM.
+"""A program that behaves like `vllm serve`, SGLang's or MLC's server as far as the operator sees: arguments, probes,
+chat, metrics under the recorded names, and the end on SIGTERM.
 
-Run as `stand_in.py VLLM|SGLang ARGUMENTS…`. STAND_IN_LOAD (JSON: running, waiting, used, capacity, finished) sets what
-its metrics tell; PUT /load changes it.
+Run as `stand_in.py VLLM|SGLang|MLC ARGUMENTS…`. STAND_IN_LOAD (JSON: running, waiting, used, capacity, finished) sets
+what its metrics tell; PUT /load changes it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ def parse(runtime: str, words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=runtime, allow_abbrev=False)
     if runtime == "VLLM":
         parser.add_argument("command", choices=["serve"])
+    if runtime in ("VLLM", "MLC"):
         parser.add_argument("model")
     flags = [name for name in RECORDED[runtime]["flags"] if name != "--model"]
     for name in flags:
         switch = name.startswith(("--enable-", "--disable-", "--no-"))
         choices = RECORDED[runtime]["choices"].get(name)
-        if switch and runtime == "VLLM":
+        if name == "--overrides":
+            parser.add_argument(name, type=overrides)
+        elif switch and runtime == "VLLM":
             parser.add_argument(name, action=argparse.BooleanOptionalAction)
         elif switch:
             parser.add_argument(name, action="store_true")
@@ -40,8 +43,20 @@ def parse(runtime: str, words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def overrides(text: str) -> dict[str, float]:
+    """MLC's engine settings in one argument; ends with 2 for a name that it does not know."""
+    found = dict(part.split("=", 1) for part in text.split(";") if part)
+    unknown = sorted(set(found) - set(RECORDED["MLC"]["overrides"]))
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}")
+    return {name: float(value) for name, value in found.items()}
+
+
 def metrics(runtime: str, load: dict[str, Any]) -> str:
     """The text of /metrics, under the names that the real program's source holds."""
+    if runtime == "MLC":
+        # Sums over all requests, as its text form shows them; nothing tells what runs or waits now.
+        return "# be careful\n" + "".join(f"{name}\t{load['finished']}\n" for name in RECORDED["MLC"]["metrics"])
     if runtime == "VLLM":
         names, labels = "vllm:", '{engine="0",model_name="m"}'
         values = {
@@ -84,7 +99,7 @@ def handler(runtime: str, name: str, key: str, load: dict[str, Any]) -> type[Bas
 
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
-            if path == "/health":
+            if path == "/health" and runtime != "MLC":
                 self.reply(b"")
             elif path == "/metrics":
                 self.reply(metrics(runtime, load).encode(), "text/plain; version=0.0.4")
@@ -111,9 +126,9 @@ def handler(runtime: str, name: str, key: str, load: dict[str, Any]) -> type[Bas
 
 def main(runtime: str, words: list[str]) -> None:
     flags = parse(runtime, words)
-    key = flags.api_key or os.environ.get("VLLM_API_KEY", "")
+    key = getattr(flags, "api_key", "") or os.environ.get("VLLM_API_KEY", "")
     load = {**LOAD, **json.loads(os.environ.get("STAND_IN_LOAD", "{}"))}
-    name = str(flags.served_model_name)
+    name = str(flags.model if runtime == "MLC" else flags.served_model_name)
     server = ThreadingHTTPServer((flags.host, int(flags.port)), handler(runtime, name, key, load))
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

@@ -25,7 +25,7 @@ RECORDED = stand_in.RECORDED
 IMAGES = (
     CatalogueImage("cpu", "octavo/octavo-server:1-cpu"),
     CatalogueImage("vllm-cpu", "vllm/vllm-openai:v0.34.0", runtime="VLLM"),
-    CatalogueImage("sglang-cpu", "lmsysorg/sglang:v0.5.9", runtime="SGLang"),
+    CatalogueImage("sglang-cpu", "lmsysorg/sglang:v0.5.23", runtime="SGLang"),
     CatalogueImage("mlc-cpu", "mlcai/mlc:1", runtime="MLC"),
 )
 SETTINGS = PlanSettings(images=IMAGES, argument_prefixes=("*",), image_prefixes=("vllm/vllm-openai",))
@@ -59,7 +59,7 @@ def valued(words):
     return {word: after for word, after in zip(words, [*words[1:], ""], strict=True) if word.startswith("--")}
 
 
-@pytest.mark.parametrize("runtime", [Runtime.VLLM, Runtime.SGLANG])
+@pytest.mark.parametrize("runtime", OTHERS)
 def test_every_flag_is_one_of_the_programs_own_parser(runtime):
     known = RECORDED[runtime.value]["flags"]
     positive = [flag for flag in PROGRAMS[runtime].flags if not flag.startswith("--no-")]
@@ -78,6 +78,20 @@ def test_a_parser_with_the_programs_flags_and_choices_takes_the_arguments(runtim
     flags = stand_in.parse(runtime.value, [*container["command"][1:2], *words] if runtime == Runtime.VLLM else words)
     assert (flags.host, flags.port, flags.served_model_name) == ("127.0.0.1", "8000", "chat")
     assert set(valued(words)) <= set(PROGRAMS[runtime].flags), "extraArgs could repeat a flag unnoticed"
+
+
+@pytest.mark.parametrize("length", [0, 4096])
+@pytest.mark.parametrize("caching", ["Enabled", "Disabled"])
+def test_a_parser_with_mlcs_flags_choices_and_overrides_takes_its_arguments(length, caching):
+    engine = {"kvCache": {"memoryPercent": 85, "prefixCaching": caching}, "parallelism": {"tensor": 2}}
+    container = command(Runtime.MLC, engine=engine, model={"uri": "pvc://models/a", "maxLength": length})
+    assert container["command"] == ["mlc_llm", "serve"]
+    flags = stand_in.parse("MLC", [word.replace("$(POD_IP)", "127.0.0.1") for word in container["args"]])
+    assert (flags.model, flags.host, flags.port, flags.mode) == ("/models/models/a", "127.0.0.1", "8000", "server")
+    wanted = {"gpu_memory_utilization": 0.85, "tensor_parallel_shards": 2.0}
+    assert flags.overrides == (wanted | {"context_window_size": 4096.0} if length else wanted)
+    assert flags.prefix_cache_mode == ("radix" if caching == "Enabled" else "disable")
+    assert set(valued(container["args"])) <= set(PROGRAMS[Runtime.MLC].flags)
 
 
 def test_vllm_is_told_what_the_fields_say():
@@ -210,6 +224,25 @@ async def test_a_process_with_the_recorded_metric_names_gives_the_right_signals(
             # Read as another runtime's, its answer is unknown and not empty.
             for other in {"Octavo", "VLLM", "SGLang", "MLC"} - {runtime}:
                 assert isinstance(await scraper.read(Target("pod", f"{url}/metrics", other)), Partial)
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+async def test_mlc_tells_no_load_and_is_read_as_unknown_and_not_as_empty(free_port):
+    port = free_port()
+    container = command(Runtime.MLC)
+    words = [word.replace("$(POD_IP)", "127.0.0.1") for word in container["args"]]
+    words[words.index("--port") + 1] = str(port)
+    process = subprocess.Popen([sys.executable, str(Path(stand_in.__file__)), "MLC", *words])
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: answers(f"{url}{container['readinessProbe']['httpGet']['path']}"))
+        async with aiohttp.ClientSession() as session:
+            scraper = Scraper(session, lambda: (), lambda *_: None, lambda: 1.0, ScrapeSettings())
+            reading = await scraper.read(Target("pod", f"{url}/metrics", "MLC"))
+        assert isinstance(reading, Partial), "the count is held, since nobody knows the load"
+        assert set(reading.missing) == {"active_tokens", "capacity_tokens", "running", "waiting"}
     finally:
         process.terminate()
         process.wait(10)

@@ -263,6 +263,19 @@ def test_a_block_larger_than_what_prompts_share_is_warned_of():
     assert condition(without.serve(), "Tuned")["reason"] == "Explicit"
 
 
+def test_the_warning_of_large_blocks_tells_what_a_calibration_of_the_namespace_measured():
+    found = [BlockResult(size, 100.0, 50.0) for size in (16, 128)]
+    first = Cluster()
+    first.serve()
+    first.end_calibration(json.dumps(report(found, seconds=41)))
+    other = Cluster(service(engine={"kvCache": {"blockSize": 128}}), profiles=first.profiles)
+    told = condition(other.serve(), "Tuned")
+    assert told["reason"] == "BlocksLargerThanPrefixes"
+    assert told["message"].endswith("; prefix hits 69 % against 97 % (16), measured 2026-01-02 on CPU")
+    fitting = Cluster(service(engine={"kvCache": {"blockSize": 256}}), profiles=first.profiles)
+    assert "prefix hits" not in condition(fitting.serve(), "Tuned")["message"]
+
+
 def test_measured_launches_reach_the_server_as_a_file_and_status_says_what_they_gain(tmp_path):
     cluster = Cluster(service(rollout={"adopt": "Immediately"}))
     cluster.serve()
@@ -380,7 +393,8 @@ def test_a_job_that_may_have_no_pod_is_told_with_where_to_look():
     cluster.step()
     [failure] = cluster.profiles[0]["status"]["failures"]
     assert failure["reason"] == "PodRefused"
-    assert "kubectl describe job" in failure["message"]
+    # The Job itself goes with the failure; its events stay for an hour.
+    assert f"involvedObject.name={job['metadata']['name']}" in failure["message"]
 
 
 async def test_services_that_are_reconciled_at_the_same_moment_make_one_calibration():

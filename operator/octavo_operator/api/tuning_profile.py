@@ -61,7 +61,7 @@ class BlockSizeResult(Model):
     prefix_hit_percent: Annotated[int, Field(ge=0, le=100)] | None = None
     """Share of the prompt tokens that the prefix cache answered."""
     launch: Annotated[str, Field(max_length=1024)] = ""
-    """Fastest launch configuration, as the server's --launch-table reads it."""
+    """Launch configuration that was faster than the default, in words; empty = none was found, or looked for."""
 
 
 class CalibrationFailure(Model):
@@ -83,7 +83,7 @@ class TuningProfileStatus(Model):
     summary: ShortText = ""
     """Why this block size: speeds and prefix hits beside another one."""
     launch_table: Annotated[str, Field(max_length=4096)] = ""
-    """Chosen launch configurations."""
+    """Launch configurations of the chosen block size, as the server's --launch-table reads them."""
     results: Annotated[tuple[BlockSizeResult, ...], Field(max_length=16, json_schema_extra=keyed_by("blockSize"))] = ()
     """Measurements by block size."""
     failures: Annotated[tuple[CalibrationFailure, ...], Field(max_length=10, json_schema_extra=ATOMIC)] = ()

@@ -115,7 +115,8 @@ def read_calibration(facts: Facts, job: Manifest) -> CalibrationResult | None:
         why = (
             f"no pod was made for the Job {name}; an admission rule, a quota or a missing priority class may refuse it"
         )
-        return CalibrationResult(None, "PodRefused", f"{why}: kubectl describe job {name}")
+        events = f"kubectl get events --field-selector involvedObject.name={name}"
+        return CalibrationResult(None, "PodRefused", f"{why}: {events}")
     return None
 
 

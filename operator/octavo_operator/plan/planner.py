@@ -30,7 +30,7 @@ from .policy import refusals
 from .resolution import Resolution, images_told, resolve, resolve_blindly
 from .rollout import label_of
 from .support import unsupported_fields
-from .tuning import Measured, Tuning, measured, plan_tuning
+from .tuning import Measured, Tuning, measured, measured_hits, plan_tuning
 
 LARGE_BLOCK_TOKENS = 64
 """Larger blocks often hold more than what prompts share."""
@@ -170,6 +170,7 @@ def _node_verdicts(facts: Facts, resolution: Resolution) -> list[Verdict]:
 
 
 def _tuned(
+    facts: Facts,
     spec: InferenceServiceSpec,
     resolution: Resolution,
     fleet: Fleet,
@@ -190,6 +191,8 @@ def _tuned(
             f"{cache.block_size} tokens get nothing from the prefix cache, and of longer ones whole blocks alone; use "
             f"{LARGE_BLOCK_TOKENS} or less where short prefixes are shared"
         )
+        hits = measured_hits(facts.profiles, cache.block_size)
+        message += f"; {hits}" if hits else ""
         return Verdict("Tuned", True, "BlocksLargerThanPrefixes", message)
     if cache.block_size:
         return Verdict("Tuned", True, "Explicit", "engine.kvCache.blockSize is set")
@@ -268,7 +271,7 @@ def plan(facts: Facts) -> Plan:
     manifests += tuning.jobs
     delays = (model.requeue_seconds, fleet.requeue_seconds, tuning.requeue_seconds)
     requeue = min((seconds for seconds in delays if seconds is not None), default=None)
-    verdicts += [_tuned(spec, resolution, fleet, known, tuning), scaling.verdict]
+    verdicts += [_tuned(facts, spec, resolution, fleet, known, tuning), scaling.verdict]
     status = project(
         View(
             service,

@@ -125,6 +125,21 @@ def measured(
     return found
 
 
+def measured_hits(profiles: Sequence[Manifest], block_size_tokens: int, beside: int = 16) -> str:
+    """`prefix hits 69 % against 97 % (16), measured 2026-12-02 on NVIDIA-H200`, from the newest profile with both.
+
+    Empty without one. Hits depend on block size and prompts alone, so any accelerator's measurement tells them.
+    """
+    for profile in sorted(profiles, key=lambda item: str((item.get("status") or {}).get("measuredAt")), reverse=True):
+        status = profile.get("status") or {}
+        hits = {item.get("blockSize"): item.get("prefixHitPercent") for item in status.get("results") or ()}
+        mine, other = hits.get(block_size_tokens), hits.get(beside)
+        if mine is not None and other is not None and block_size_tokens != beside:
+            when = f"measured {str(status.get('measuredAt', ''))[:10]} on {profile['spec']['product']}"
+            return f"prefix hits {mine} % against {other} % ({beside}), {when}"
+    return ""
+
+
 def _launch_table(status: Manifest) -> str:
     """The profile's launch configurations; empty for a text that no server would start with."""
     text = str(status.get("launchTable") or "")

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 TIE = 0.02
 """Costs that differ by less are the same; the smaller block wins, since it wastes fewer hits and less memory."""
+USUAL_TOKENS = 16
+"""What serves without a measurement."""
+TOLD_NOISE = 0.05
+"""Noise from which on the reason tells of it."""
 HIT_WEIGHT = 0.5
 """What the loss of all prefix hits costs, in units of the decode time: half of a workload's work is prompts."""
 
@@ -31,6 +35,8 @@ class BlockResult:
     """Whether faster launches were looked for."""
     default_microseconds: float = 0.0
     """Decode time without `launches`; 0 = not measured apart."""
+    noise: float = 0.0
+    """By how much the second fastest measurements are slower than the fastest ones: 0.1 = 10 %."""
 
     @property
     def hit_share(self) -> float:
@@ -56,19 +62,25 @@ def ranked(results: Sequence[BlockResult]) -> list[BlockResult]:
 
 
 def choose(results: Sequence[BlockResult]) -> BlockResult:
-    """The cheapest block, or the smallest of those within a tie of it. `results` is not empty."""
+    """The cheapest block, or the smallest of those within a tie of it; `results` is not empty.
+
+    Where the machine was so busy that noise explains the distance to the usual block size, that one stays.
+    """
     fastest = min(item.decode_microseconds for item in results)
     hits = max(item.hit_share for item in results)
-    best = cost(ranked(results)[0], fastest, hits)
-    return min(
-        (item for item in results if cost(item, fastest, hits) <= best + TIE), key=lambda item: item.block_size_tokens
-    )
+    first = ranked(results)[0]
+    best = cost(first, fastest, hits)
+    ties = [item for item in results if cost(item, fastest, hits) <= best + TIE]
+    usual = next((item for item in results if item.block_size_tokens == USUAL_TOKENS), None)
+    if usual is not None and usual not in ties and cost(usual, fastest, hits) <= best + max(first.noise, usual.noise):
+        return usual
+    return min(ties, key=lambda item: item.block_size_tokens)
 
 
-def explain(chosen: BlockResult, results: Sequence[BlockResult], beside: int = 16) -> str:
+def explain(chosen: BlockResult, results: Sequence[BlockResult], beside: int = USUAL_TOKENS) -> str:
     """`decode 1.00 vs 0.94 (16), prefix hits −0.8 %`: relative speeds, and what the chosen block costs in hits.
 
-    Then what its launches gain where they were searched.
+    Then what its launches gain where they were searched, and how far measurements differ where they differ much.
     """
     other = next((item for item in results if item.block_size_tokens == beside), None)
     if other is None or other is chosen:
@@ -87,6 +99,7 @@ def explain(chosen: BlockResult, results: Sequence[BlockResult], beside: int = 1
 
 
 def _gain(chosen: BlockResult) -> str:
+    words = "; no launch is faster than the default" if chosen.searched else ""
     if chosen.launches:
-        return f"; launches {chosen.gain:.2f} × the default"
-    return "; no launch is faster than the default" if chosen.searched else ""
+        words = f"; launches {chosen.gain:.2f} × the default"
+    return words + (f"; measurements vary by {100 * chosen.noise:.0f} %" if chosen.noise > TOLD_NOISE else "")

@@ -41,8 +41,8 @@ def calibrate(wanted: CalibrateConfig) -> ExitCode:
     from octavo_server.calibration.timing import Shape
 
     device = _device(wanted.device)
-    if wanted.cpu_threads:
-        torch.set_num_threads(wanted.cpu_threads)
+    # Threads that wait for each other on a busy machine measure the machine: one unless more are asked for.
+    torch.set_num_threads(wanted.cpu_threads or 1)
     dtype = _dtype(wanted.dtype, torch.float32 if device.type == "cpu" else torch.bfloat16)
     kv_dtype = _dtype(wanted.kv_dtype, dtype)
     begin = time.monotonic()

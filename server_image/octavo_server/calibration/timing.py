@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from octavo_kernels import AttentionShape, AttentionVariant, PagedAttention
 from octavo_kernels.launch_table import LaunchTable
+from octavo_kernels.tune_measure import graph_seconds
 
-PREFILL_TOKENS = 512
 REPEATS = 5
-Points = tuple[tuple[int, int], ...]
-"""(sequences, tokens each) of decode steps."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,22 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Point:
+    """One step: `sequences` of `length` tokens each, of which `new` are computed."""
+
+    sequences: int
+    length: int
+    new: int = 1
+
+    @property
+    def is_decode(self) -> bool:
+        return self.new == 1
+
+    def __str__(self) -> str:
+        return f"decode {self.sequences}×{self.length}" if self.is_decode else "prefill"
+
+
+@dataclass(frozen=True)
 class Bench:
     """What is timed, and where; inputs are the same in each run."""
 
@@ -35,22 +49,16 @@ class Bench:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     device: torch.device
+    _values: dict[torch.dtype, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def attention(self, block_size: int) -> AttentionShape:
         """The kernels' shape at a block size."""
         heads = self.shape.query_heads, self.shape.kv_heads, self.shape.head_size
         return AttentionShape(*heads, block_size, self.dtype, self.kv_dtype)
 
-    def block(self, block_size: int, points: Points, table: LaunchTable | None = None) -> dict[str, float]:
-        """Seconds of one layer's attention by point, with a table's launches. Raises RuntimeError or ValueError."""
-        found = {
-            f"decode {count}×{length}": self.point(block_size, count, length, 1, table) for count, length in points
-        }
-        found["prefill"] = self.point(block_size, 1, PREFILL_TOKENS, PREFILL_TOKENS, table)
-        return found
-
-    def point(self, block_size: int, count: int, length: int, new: int, table: LaunchTable | None = None) -> float:
-        """Seconds of one layer: `count` sequences of `length` tokens, of which `new` are computed."""
+    def time(self, block_size: int, point: Point, table: LaunchTable | None = None) -> float:
+        """Seconds of one layer at a block size, with a table's launches. Raises RuntimeError or ValueError."""
+        count, length, new = point.sequences, point.length, point.new
         per_sequence = -(-length // block_size)
         pages = 1 + count * per_sequence
         attention = PagedAttention(
@@ -67,34 +75,34 @@ class Bench:
         page_table = order.reshape(count, per_sequence).to(self.device)
         starts = torch.arange(0, count * new + 1, new, dtype=torch.int32, device=self.device)
         lengths = torch.full((count,), length, dtype=torch.int32, device=self.device)
-        q = torch.randn(count * new, self.shape.query_heads, self.shape.head_size, generator=generator)
-        q = q.to(self.device, self.dtype)
-        pool = (pages, 2, self.shape.kv_heads, block_size, self.shape.head_size)
-        kv = torch.randn(pool, generator=generator).to(self.device, self.kv_dtype)
+        q = self._random((count * new, self.shape.query_heads, self.shape.head_size), self.dtype)
+        kv = self._random((pages, 2, self.shape.kv_heads, block_size, self.shape.head_size), self.kv_dtype)
         out = torch.empty_like(q)
         attention.plan(starts, lengths, page_table, tokens=count * new)
         return _fastest(lambda: attention.run(q, kv, out), self.device)
 
-
-def decode_mean(seconds: dict[str, float]) -> float:
-    """Geometric mean over the decode points."""
-    decode = [value for name, value in seconds.items() if name != "prefill"]
-    return math.exp(sum(map(math.log, decode)) / len(decode))
+    def _random(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Random values, cut out of one buffer: making them takes longer than attending to them."""
+        size = math.prod(shape)
+        buffer = self._values.get(dtype)
+        if buffer is None or buffer.numel() < size:
+            generator = torch.Generator(device=self.device).manual_seed(0)
+            buffer = torch.randn(size, generator=generator, device=self.device).to(dtype)
+            self._values[dtype] = buffer
+        return buffer[:size].view(shape)
 
 
 def _fastest(run: Callable[[], object], device: torch.device) -> float:
-    """The fastest of some runs: what disturbs a measurement only ever makes it longer."""
+    """The fastest of some runs: what disturbs a measurement only ever makes it longer.
 
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
+    On a GPU, replays of a graph, as served models run: a launch from Python takes longer than many a kernel.
+    """
+    if device.type == "cuda":
+        return graph_seconds([run])
     run()
-    wait()
     best = math.inf
     for _ in range(REPEATS):
         begin = time.perf_counter()
         run()
-        wait()
         best = min(best, time.perf_counter() - begin)
     return best

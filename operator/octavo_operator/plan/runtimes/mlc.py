@@ -1,17 +1,18 @@
 """MLC LLM (`mlc_llm serve`). Precision and quantization are compiled into the model; its metrics tell no load.
 
-Flags as its documentation gives them (mlc_llm serve, "Launch Server"); the package is on no registry that tests reach.
+Flags and values are those of its sources: python/mlc_llm/cli/serve.py (it is on no package registry).
 """
 
 from __future__ import annotations
 
+from octavo_operator.api.base import Switch
 from octavo_operator.api.engine_section import CacheDType, DType, Quantization
 from octavo_operator.api.inference_service import InferenceServiceSpec
 
 from .. import server_contract as contract
 from .base import HOMELESS, RuntimeProgram, Serving
 
-FLAGS = ("--host", "--port", "--device", "--mode", "--overrides")
+FLAGS = ("--host", "--port", "--device", "--mode", "--prefix-cache-mode", "--overrides")
 
 
 def _arguments(serving: Serving) -> list[str]:
@@ -23,7 +24,8 @@ def _arguments(serving: Serving) -> list[str]:
         overrides.append(f"tensor_parallel_shards={engine.parallelism.tensor}")
     device = "cpu" if serving.is_cpu else "auto"
     words = [serving.location, "--port", str(contract.PORT), "--device", device, "--mode", "server"]
-    return [*words, "--overrides", ";".join(overrides)]
+    cache = "radix" if engine.kv_cache.prefix_caching == Switch.ENABLED else "disable"
+    return [*words, "--prefix-cache-mode", cache, "--overrides", ";".join(overrides)]
 
 
 def _refused(spec: InferenceServiceSpec) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """SGLang (`python3 -m sglang.launch_server`). On SIGTERM it finishes what runs by itself.
 
-Flags and values are those of SGLang 0.5.9: sglang/srt/server_args.py.
+Flags and values are those of SGLang 0.5.23: sglang/srt/server_args.py, sglang/srt/arg_groups/fields.
 """
 
 from __future__ import annotations
