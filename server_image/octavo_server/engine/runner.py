@@ -67,6 +67,8 @@ class Flight:
     logprobs: tuple[list[int], LogprobTensors] | None = None
     prompts: list[tuple[int, LogprobTensors]] = field(default_factory=list)
     bucket: Bucket | None = None
+    shared_read_tokens: int = 0
+    """Reads of cached tokens that it saves, because its kernels read common prefixes once."""
 
 
 class Runner:
@@ -190,6 +192,8 @@ class Runner:
                 staging.send()
                 logits = self.graphs.replay(bucket)[: len(wanted.rows)]
                 flight = Flight(plan, wanted, logits, tensors.sample_slots[:count], begun, bucket=bucket)
+                if plan.groups is not None and bucket.kind == "shared":
+                    flight.shared_read_tokens = plan.groups.saved_tokens
                 if count and _all_greedy(plan, logits.shape[1]):
                     flight.tokens = self._home(self._greedy[:count])
                     flight.ended = self._mark()
@@ -200,9 +204,10 @@ class Runner:
                 staging.last_tokens.copy_(self._small.last_tokens)
             rows = self._logit_rows(tensors, wanted, tokens)
             shared = self._on_gpu and plan.groups is not None
+            saved = plan.groups.saved_tokens if shared and plan.groups is not None else 0
             kv_tokens = int(plan.starts.sum()) + plan.tokens
             logits = self._forward(tensors, tokens, sequences, rows, shared=shared, kv_tokens=kv_tokens)
-            return Flight(plan, wanted, logits, tensors.sample_slots[:count], begun)
+            return Flight(plan, wanted, logits, tensors.sample_slots[:count], begun, shared_read_tokens=saved)
 
     def sample(self, flight: Flight) -> None:
         """Queues sampling; all tokens of earlier steps must be appended to their requests by now.
