@@ -187,8 +187,8 @@ def test_evictions_hits_and_misses_are_counted_and_shared_reads_only_where_kerne
     for number, prompt in enumerate(prompts):
         run(engine, [submit(number, prompt, 2, temperature=0.0)])
     stats = engine.stats([])
-    # Sixteen blocks keep the seven whole ones of two prompts; the third prompt finds its own, the fourth needs eight and
-    # two are free.
+    # Sixteen blocks keep the seven whole ones of two prompts; the third finds its own, the fourth needs eight: two are
+    # free.
     assert stats.prefix_queried_tokens_total == 4 * 57
     assert stats.prefix_hit_tokens_total == 56
     assert stats.prefix_evicted_blocks_total == 6
