@@ -65,6 +65,8 @@ class EngineConfig:
     """Threads of torch on a CPU; 0 = one per core this process may use."""
     kernel_cache: str = ""
     """Folder of compiled kernels; empty = Triton's own (TRITON_CACHE_DIR)."""
+    compile_processes: int = 0
+    """Processes that compile kernels at start; 0 = one per core this process may use, 1 = each at its first launch."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ SERVE = (
            "choice", "Auto", ("Auto", "Dummy")),
     Option("kernel-cache", "folder of compiled GPU kernels; empty = TRITON_CACHE_DIR or Triton's own", _ENGINE,
            metavar="FOLDER"),
+    Option("compile-processes", "processes that compile GPU kernels at start; 0 = one per core, 1 = each kernel at its "
+           "first launch", _ENGINE, "integer", 0, minimum=0, maximum=256, metavar="COUNT"),
     Option("tensor-parallel", "GPUs that share one model", _ENGINE, "integer", 1, minimum=1, maximum=64,
            metavar="GPUS"),
     Option("cpu-threads", "threads of the engine on a CPU; 0 = one per core", _ENGINE, "integer", 0, minimum=0,
@@ -198,6 +200,7 @@ def serve_config(values: dict[str, Any]) -> ServeConfig:
         tensor_parallel=values["tensor_parallel"],
         cpu_threads=values["cpu_threads"],
         kernel_cache=values["kernel_cache"],
+        compile_processes=values["compile_processes"],
     )
     limits = LimitsConfig(
         **{name: values[name] for name in LimitsConfig.__dataclass_fields__},

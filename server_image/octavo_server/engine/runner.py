@@ -153,16 +153,20 @@ class Runner:
     def run_largest(self) -> None:
         """Runs the largest step there is, to see how much memory it takes, and compiles what larger steps need."""
         with torch.inference_mode():
-            staging = self._large
-            self._send_padding(staging, staging.tokens, staging.sequences)
-            tensors, sequences = staging.tensors, _EAGER_SEQUENCES
-            while sequences < self._max_sequences:
-                self._plan_attention(tensors, staging.tokens, sequences)
-                sequences *= 2
-            logits = self._forward(tensors, staging.tokens, staging.sequences, tensors.logit_rows)
+            logits = self._largest_step()
             # Drawing takes sums in double precision of some rows at a time.
             logits[:256].softmax(dim=1).double().cumsum(dim=1)
             torch.cuda.synchronize(self.device)
+
+    def rehearse(self) -> None:
+        """Goes through the largest step and those of all graphs, with two layers, to show which kernels they launch.
+
+        For `octavo_kernels.compile_ahead.recording`, in which these do not run.
+        """
+        with torch.inference_mode(), self._decoder.cut_to(2):
+            self._largest_step()
+            for bucket in buckets(self._small.tokens, self._max_sequences):
+                self._padding_step(bucket)
 
     def step(self, plan: StepPlan) -> StepResult:
         """Computes a plan and samples for the rows that reach their last known token."""
@@ -281,12 +285,22 @@ class Runner:
         arrays.places[:] = self.pages.spare
         staging.send()
 
+    def _largest_step(self) -> torch.Tensor:
+        """The largest step there is, of padding, and the plans of attention for fewer sequences."""
+        staging = self._large
+        self._send_padding(staging, staging.tokens, staging.sequences)
+        tensors, sequences = staging.tensors, _EAGER_SEQUENCES
+        while sequences < self._max_sequences:
+            self._plan_attention(tensors, staging.tokens, sequences)
+            sequences *= 2
+        return self._forward(tensors, staging.tokens, staging.sequences, tensors.logit_rows)
+
     def _padding_step(self, bucket: Bucket) -> torch.Tensor:
         """A step of a bucket's size that consists of padding; a captured one computes whatever is sent later.
 
         It ends with the largest logits as last tokens; rows that are sampled otherwise overwrite theirs after it.
         """
-        if not torch.cuda.is_current_stream_capturing():
+        if not (self._on_gpu and torch.cuda.is_current_stream_capturing()):
             self._send_padding(self._small, bucket.tokens, bucket.sequences)
         tensors, shared = self._small.tensors, bucket.kind == "shared"
         self.pages.write(tensors.places, tensors.pages)
