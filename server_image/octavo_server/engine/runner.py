@@ -16,13 +16,14 @@ import numpy.typing as npt
 import torch
 from octavo_kernels import AttentionShape, PagedAttention, SharedPrefixes
 
+from octavo_server.engine.adjust import to_device
 from octavo_server.engine.batch import Wanted, fill, wanted_rows
 from octavo_server.engine.grammars import apply_masks
 from octavo_server.engine.graphs import MAX_GRAPH_TOKENS, Bucket, StepGraphs, buckets, largest_buckets
 from octavo_server.engine.messages import TokenLogprobs
 from octavo_server.engine.pages import PageTable
 from octavo_server.engine.plan import StepPlan, empty_plan
-from octavo_server.engine.sampler import LogprobTensors, choose, largest, logprob_tensors, to_device
+from octavo_server.engine.sampler import LogprobTensors, choose, largest, logprob_tensors
 from octavo_server.engine.slots import SlotTable
 from octavo_server.engine.staging import Arrays, Staging, Tensors
 from octavo_server.models.decoder import Decoder, StepTensors
