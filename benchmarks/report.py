@@ -14,6 +14,7 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import step_time
 from benchmarks.common import ROOT, read_results
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -43,7 +44,10 @@ def render(results: Sequence[Result]) -> str:
     if short:
         parts.append("## Short of their goal\n")
         parts.append(table([(row, str(result["topic"])) for result, row in short]))
-    parts.extend(topic(result) for result in results)
+    for result in results:
+        parts.append(topic(result))
+        if result["topic"] == "engine-h200" and (found := step_time.section(result)):
+            parts.append(found)
     return "\n".join(parts)
 
 

@@ -113,6 +113,7 @@ class LLM:
         max_sequences: int = 1024,
         max_step_milliseconds: float = float("inf"),
         cpu_threads: int = 0,
+        compile_processes: int = 0,
     ) -> None:
         config = EngineConfig(
             ModelConfig(
@@ -126,6 +127,7 @@ class LLM:
             SchedulerConfig(max_batched_tokens, max_sequences, max_step_milliseconds),
             device=device,
             cpu_threads=cpu_threads,
+            compile_processes=compile_processes,
         )
         self.engine: Engine
         self.ready: Ready

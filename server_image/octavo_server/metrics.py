@@ -140,6 +140,10 @@ class Metrics:
         totals = {name: counter.of_leader for name, counter in self._engine_totals.items()}
         for field, value in totals.items():
             yield CounterMetricFamily(*_ENGINE_COUNTERS[field], value)
+        missed = totals["prefix_queried_tokens_total"] - totals["prefix_hit_tokens_total"]
+        yield CounterMetricFamily(
+            "octavo_prefix_cache_missed_tokens", "Prompt tokens looked up and not found in the prefix cache.", missed
+        )
         facts = {**self._build, "attention_backend": ready.attention_backend}
         yield _labelled("octavo_build_info", "Versions and the attention kernels in use.", facts)
         fallback = GaugeMetricFamily("octavo_kernel_fallback", "1 per reason for slower kernels.", labels=["reason"])
@@ -176,6 +180,14 @@ _ENGINE_COUNTERS = {
         "Prompt tokens looked up in the prefix cache.",
     ),
     "prefix_hit_tokens_total": ("octavo_prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."),
+    "prefix_evicted_blocks_total": (
+        "octavo_prefix_cache_evicted_blocks",
+        "Cached blocks that were given to other tokens.",
+    ),
+    "shared_read_tokens_total": (
+        "octavo_prefix_cache_shared_read_tokens",
+        "Reads of cached tokens that were saved, because requests of a step share them.",
+    ),
 }
 """Field of Stats → name of the metric (without _total) and its description."""
 

@@ -69,3 +69,29 @@ def test_the_results_in_the_checkout_can_be_read():
         for row in result["rows"]:
             known = {key: value for key, value in row.items() if key != "met"}
             assert Row(**known).met == row["met"], (result["topic"], row["name"])
+
+
+def test_the_time_of_a_step_is_told_from_recorded_rows_beside_the_limits_of_the_same_run():
+    from benchmarks import step_time
+
+    note = "kernel cache warm; this run: copy 4.00 TB/s, bf16 8192³ 800 TFLOP/s; vLLM's run: 4.28, 737"
+    rows = [
+        {"name": "start to Ready, dummy weights", "value": 5.0, "note": note},
+        {
+            "name": "kernels of a step of 64",
+            "value": 6.0,
+            "note": "products 4.500 ms (75 %), attention 1.000 ms (17 %)",
+        },
+        {"name": "decode step of 64: device", "value": 6.1, "note": "plan 1 µs"},
+        {"name": "decode step of 64: host", "value": 0.2, "note": ""},
+    ]
+    result = {"rows": rows, "date": "2026-01-02T00:00:00", "commit": "abc"}
+    text = step_time.section(result)
+    assert 7.4e9 < step_time.PRODUCTS < 7.6e9
+    weights = 2 * step_time.PRODUCTS / 4e9
+    # 64 requests of 150 cached tokens, 128 KiB each.
+    reading = 131072 * 64 * 150 / 4e9
+    cells = [f"{value:.2f}" for value in (weights, 2e3 * 64 * step_time.PRODUCTS / 8e14, 4.5, reading, 1.0, 0.5, 6.0)]
+    assert f"| 64 | {' | '.join(cells)} | {100 * (weights + reading) / 6:.0f} % |" in text
+    assert "64 at once: device 6.10 ms, host 0.20 ms (plan 1 µs)" in text
+    assert step_time.section({**result, "rows": rows[1:]}) == "", "limits without a measured ceiling"

@@ -179,3 +179,28 @@ def test_a_step_that_fails_anywhere_ends_its_requests_and_leaves_no_block_of_it_
     assert engine.stats([]).cached_blocks == engine.stats([]).active_blocks == 0
     expected = run(begin(tiny_model, overlaps=False), [submit(2, prompt, 10, temperature=0.0)])
     assert run(engine, [submit(2, prompt, 10, temperature=0.0)]) == expected
+
+
+def test_evictions_hits_and_misses_are_counted_and_shared_reads_only_where_kernels_share(tiny_model: Path) -> None:
+    engine = begin(tiny_model, overlaps=False, blocks=17)
+    prompts = [[first] * 57 for first in (1, 2, 1, 3)]
+    for number, prompt in enumerate(prompts):
+        run(engine, [submit(number, prompt, 2, temperature=0.0)])
+    stats = engine.stats([])
+    # Sixteen blocks keep the seven whole ones of two prompts; the third finds its own, the fourth needs eight: two are
+    # free.
+    assert stats.prefix_queried_tokens_total == 4 * 57
+    assert stats.prefix_hit_tokens_total == 56
+    assert stats.prefix_evicted_blocks_total == 6
+    engine = begin(tiny_model, overlaps=False)
+    launches = engine._runner.launch
+
+    def shares(plan: Any) -> Flight:
+        return replace(launches(plan), shared_read_tokens=7)
+
+    assert engine.stats([]).shared_read_tokens_total == 0
+    run(engine, [submit(number, [5] * 40, 3, temperature=0.0) for number in range(3)])
+    assert engine.stats([]).shared_read_tokens_total == 0, "attention on a CPU reads for each request"
+    engine._runner.launch = shares  # type: ignore[method-assign]
+    run(engine, [submit(9, [6], 3, temperature=0.0)])
+    assert engine.stats([]).shared_read_tokens_total == 3 * 7

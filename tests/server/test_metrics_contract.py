@@ -25,6 +25,9 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "octavo_generation_tokens_total": ("counter", set()),
     "octavo_prefix_cache_queried_tokens_total": ("counter", set()),
     "octavo_prefix_cache_hit_tokens_total": ("counter", set()),
+    "octavo_prefix_cache_missed_tokens_total": ("counter", set()),
+    "octavo_prefix_cache_evicted_blocks_total": ("counter", set()),
+    "octavo_prefix_cache_shared_read_tokens_total": ("counter", set()),
     "octavo_time_to_first_token_seconds": ("histogram", {"le"}),
     "octavo_inter_token_latency_seconds": ("histogram", {"le"}),
     "octavo_request_duration_seconds": ("histogram", {"le"}),
@@ -106,7 +109,7 @@ def test_counters_go_on_and_living_requests_wait_while_the_engine_restarts() -> 
     metrics.engine_ready(ready)
     assert value("octavo_kv_cache_usage_ratio") == 0
     assert metrics.registry.get_sample_value("octavo_kernel_fallback", {"reason": "NoCompiledKernel"}) == 1
-    metrics.engine_stats(Stats(3, 1, 5, 2, 3, 80, 60, 7, 0, 0, 0, 0, 0, [0.5]))
+    metrics.engine_stats(Stats(3, 1, 5, 2, 3, 80, 60, 7, 70, 30, 0, 0, 0, [0.5], 4, 300))
     assert value("octavo_kv_cache_usage_ratio") == 0.5
     assert value("octavo_kv_cache_fragmentation_ratio") == 0.25
     assert value("octavo_queue_seconds_sum") == 0.5
@@ -114,8 +117,11 @@ def test_counters_go_on_and_living_requests_wait_while_the_engine_restarts() -> 
     metrics.engine_lost()
     assert (value("octavo_requests_running"), value("octavo_requests_waiting")) == (0, 4)
     metrics.engine_ready(ready)
-    metrics.engine_stats(Stats(10, 0, 10, 0, 0, 160, 160, 2, 0, 0, 0, 0, 0, []))
+    metrics.engine_stats(Stats(10, 0, 10, 0, 0, 160, 160, 2, 100, 64, 0, 0, 0, [], 5, 1000))
     assert value("octavo_preemptions_total") == 9
+    assert value("octavo_prefix_cache_missed_tokens_total") == 70 - 30 + 100 - 64
+    assert value("octavo_prefix_cache_evicted_blocks_total") == 4 + 5
+    assert value("octavo_prefix_cache_shared_read_tokens_total") == 300 + 1000
     assert value("octavo_kv_cache_usage_ratio") == 1
 
 

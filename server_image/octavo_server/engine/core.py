@@ -96,6 +96,7 @@ class Engine:
         self._steps = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
+        self._shared_read_tokens = 0
         self._queue_seconds: list[float] = []
         usual = _GPU_STEP_SECONDS if runner.overlaps else _CPU_STEP_SECONDS
         self._step_seconds = step_seconds or usual
@@ -207,6 +208,7 @@ class Engine:
             self._failed += self._fail(plan, error)
             return None
         self.scheduler.launched(plan)
+        self._shared_read_tokens += flight.shared_read_tokens
         self._times[0], self._times[1] = planned - begun, time.perf_counter() - planned
         return flight
 
@@ -267,7 +269,7 @@ class Engine:
             steps_total=self._steps,
             queue_seconds=queue_seconds,
             prefix_evicted_blocks_total=self.scheduler.pool.evicted,
-            shared_read_tokens_total=self.scheduler.shared_read_tokens,
+            shared_read_tokens_total=self._shared_read_tokens,
         )
 
     def _begin(self, request_id: int) -> list[Addressed]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from octavo_server.engine.counts import TokenCounts
 from octavo_server.engine.digests import TOKEN_BYTES, RecentChains, digest_seed, extend
 from octavo_server.engine.grammars import GrammarState
 from octavo_server.engine.messages import SamplingParams, Submit, TokenLogprobs
@@ -64,6 +65,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     grammar: GrammarState | None = None
     """Set once it is compiled; the request waits for that outside of the scheduler."""
+    _counts: dict[int, TokenCounts] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def length(self) -> int:
@@ -116,6 +118,14 @@ class Request:
     def order(self) -> tuple[int, int]:
         """Sort key: what runs first and is preempted last."""
         return (self.priority, self.arrival)
+
+    def counts(self, first: int) -> TokenCounts:
+        """Tokens from position `first` on; always ask for the same beginnings."""
+        counts = self._counts.setdefault(first, TokenCounts())
+        end = self.length
+        if first + counts.taken < end:
+            counts.take(self.tokens[first + counts.taken : end])
+        return counts
 
     def leave_slot(self) -> None:
         """Gives its slot back and remembers what stood there."""

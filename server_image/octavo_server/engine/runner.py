@@ -17,6 +17,7 @@ import torch
 from octavo_kernels import AttentionShape, PagedAttention, SharedPrefixes
 from octavo_kernels.launch_table import LaunchTable
 
+from octavo_server.engine.adjust import to_device
 from octavo_server.engine.batch import Wanted, fill, wanted_rows
 from octavo_server.engine.grammars import apply_masks
 from octavo_server.engine.graphs import MAX_GRAPH_TOKENS, Bucket, StepGraphs, buckets, largest_buckets
@@ -24,7 +25,7 @@ from octavo_server.engine.launches import launches_for, refuses_launches
 from octavo_server.engine.messages import TokenLogprobs
 from octavo_server.engine.pages import PageTable
 from octavo_server.engine.plan import StepPlan, empty_plan
-from octavo_server.engine.sampler import LogprobTensors, choose, largest, logprob_tensors, to_device
+from octavo_server.engine.sampler import LogprobTensors, choose, largest, logprob_tensors
 from octavo_server.engine.slots import SlotTable
 from octavo_server.engine.staging import Arrays, Staging, Tensors
 from octavo_server.models.decoder import Decoder, StepTensors
@@ -69,6 +70,8 @@ class Flight:
     logprobs: tuple[list[int], LogprobTensors] | None = None
     prompts: list[tuple[int, LogprobTensors]] = field(default_factory=list)
     bucket: Bucket | None = None
+    shared_read_tokens: int = 0
+    """Reads of cached tokens that it saves, because its kernels read common prefixes once."""
 
 
 class Runner:
@@ -164,16 +167,20 @@ class Runner:
     def run_largest(self) -> None:
         """Runs the largest step there is, to see how much memory it takes, and compiles what larger steps need."""
         with torch.inference_mode():
-            staging = self._large
-            self._send_padding(staging, staging.tokens, staging.sequences)
-            tensors, sequences = staging.tensors, _EAGER_SEQUENCES
-            while sequences < self._max_sequences:
-                self._plan_attention(tensors, staging.tokens, sequences)
-                sequences *= 2
-            logits = self._forward(tensors, staging.tokens, staging.sequences, tensors.logit_rows)
+            logits = self._largest_step()
             # Drawing takes sums in double precision of some rows at a time.
             logits[:256].softmax(dim=1).double().cumsum(dim=1)
             torch.cuda.synchronize(self.device)
+
+    def rehearse(self) -> None:
+        """Goes through the largest step and those of all graphs, with two layers, to show which kernels they launch.
+
+        For `octavo_kernels.compile_ahead.recording`, in which these do not run.
+        """
+        with torch.inference_mode(), self._decoder.cut_to(2):
+            self._largest_step()
+            for bucket in buckets(self._small.tokens, self._max_sequences):
+                self._padding_step(bucket)
 
     def step(self, plan: StepPlan) -> StepResult:
         """Computes a plan and samples for the rows that reach their last known token."""
@@ -203,6 +210,8 @@ class Runner:
                 staging.send()
                 logits = self.graphs.replay(bucket)[: len(wanted.rows)]
                 flight = Flight(plan, wanted, logits, tensors.sample_slots[:count], begun, bucket=bucket)
+                if plan.groups is not None and bucket.kind == "shared":
+                    flight.shared_read_tokens = plan.groups.saved_tokens
                 if count and _all_greedy(plan, logits.shape[1]):
                     flight.tokens = self._home(self._greedy[:count])
                     flight.ended = self._mark()
@@ -213,9 +222,10 @@ class Runner:
                 staging.last_tokens.copy_(self._small.last_tokens)
             rows = self._logit_rows(tensors, wanted, tokens)
             shared = self._on_gpu and plan.groups is not None
+            saved = plan.groups.saved_tokens if shared and plan.groups is not None else 0
             kv_tokens = int(plan.starts.sum()) + plan.tokens
             logits = self._forward(tensors, tokens, sequences, rows, shared=shared, kv_tokens=kv_tokens)
-            return Flight(plan, wanted, logits, tensors.sample_slots[:count], begun)
+            return Flight(plan, wanted, logits, tensors.sample_slots[:count], begun, shared_read_tokens=saved)
 
     def sample(self, flight: Flight) -> None:
         """Queues sampling; all tokens of earlier steps must be appended to their requests by now.
@@ -289,12 +299,22 @@ class Runner:
         arrays.places[:] = self.pages.spare
         staging.send()
 
+    def _largest_step(self) -> torch.Tensor:
+        """The largest step there is, of padding, and the plans of attention for fewer sequences."""
+        staging = self._large
+        self._send_padding(staging, staging.tokens, staging.sequences)
+        tensors, sequences = staging.tensors, _EAGER_SEQUENCES
+        while sequences < self._max_sequences:
+            self._plan_attention(tensors, staging.tokens, sequences)
+            sequences *= 2
+        return self._forward(tensors, staging.tokens, staging.sequences, tensors.logit_rows)
+
     def _padding_step(self, bucket: Bucket) -> torch.Tensor:
         """A step of a bucket's size that consists of padding; a captured one computes whatever is sent later.
 
         It ends with the largest logits as last tokens; rows that are sampled otherwise overwrite theirs after it.
         """
-        if not torch.cuda.is_current_stream_capturing():
+        if not (self._on_gpu and torch.cuda.is_current_stream_capturing()):
             self._send_padding(self._small, bucket.tokens, bucket.sequences)
         tensors, shared = self._small.tensors, bucket.kind == "shared"
         self.pages.write(tensors.places, tensors.pages)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from octavo_kernels.logprobs import describe_tokens
 
+from octavo_server.engine.adjust import adjust, to_device
 from octavo_server.engine.messages import TokenLogprobs
 from octavo_server.engine.philox import uniforms
 from octavo_server.engine.request import Request
@@ -26,8 +26,6 @@ _FIRST_CANDIDATES = 512
 _ROWS_AT_ONCE = 256
 _PARTS = 512
 """Parts of rows whose largest logits a GPU finds side by side: a row of its own keeps one multiprocessor of many."""
-_BAD_WORD_PENALTY = 1e9
-"""Probability 0 beside any other token, and still a way on where a grammar allows nothing else."""
 
 
 def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
@@ -57,8 +55,8 @@ def rules_of(requests: Sequence[Request]) -> RowRules:
 def choose(logits: torch.Tensor, requests: Sequence[Request], rules: RowRules) -> torch.Tensor:
     """int64 `[rows]` on the device of the logits, float32 `[rows, vocabulary]`, which are changed in place."""
     _forbid_ids_without_token(logits, rules.vocabulary)
-    for row in np.flatnonzero(rules.adjusted).tolist():
-        _adjust(logits[row], requests[row])
+    if rules.adjusted.any():
+        adjust(logits, np.flatnonzero(rules.adjusted).tolist(), requests)
     drawn = np.flatnonzero(rules.temperature > 0)
     if len(drawn) == 0:
         return largest(logits)
@@ -83,12 +81,6 @@ def largest(logits: torch.Tensor) -> torch.Tensor:
     return (places.view(rows, parts).gather(1, best) + best * (columns // parts)).squeeze(1)
 
 
-def to_device(values: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """The array on the device; the host does not wait for the copy."""
-    tensor = torch.from_numpy(values)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-
 def _draw_in_parts(logits: torch.Tensor, rules: RowRules, rows: npt.NDArray[np.int64]) -> torch.Tensor:
     """Draws for these rows of the rules, whose logits are given; parts bound the memory of double precision."""
     parts = [slice(at, at + _ROWS_AT_ONCE) for at in range(0, len(rows), _ROWS_AT_ONCE)]
@@ -107,38 +99,6 @@ def _forbid_ids_without_token(logits: torch.Tensor, vocabulary: npt.NDArray[np.i
         return
     for row, size in enumerate(sizes.tolist()):
         logits[row, size:] = float("-inf")
-
-
-def _adjust(logits: torch.Tensor, request: Request) -> None:
-    """Penalties, bias and min_tokens on one row `[vocabulary]`, in place; free when a request asks for none."""
-    sampling = request.sampling
-    if sampling.repetition_penalty != 1.0:
-        seen = _ids(request.tokens[: request.length], logits.device).unique()  # type: ignore[no-untyped-call]
-        values = logits[seen]
-        penalty = sampling.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0:
-        answer = _ids(request.tokens[request.prompt_length : request.length], logits.device)
-        ids, counts = answer.unique(return_counts=True)  # type: ignore[no-untyped-call]
-        logits[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
-    if sampling.logit_bias:
-        ids = to_device(np.array(list(sampling.logit_bias), np.int64), logits.device)
-        logits[ids] += to_device(np.array(list(sampling.logit_bias.values()), np.float32), logits.device)
-    for word in sampling.bad_words:
-        before = len(word) - 1
-        if (
-            request.generated >= before
-            and request.tokens[request.length - before : request.length].tolist() == word[:-1]
-        ):
-            logits[word[-1]] -= _BAD_WORD_PENALTY
-    if sampling.allowed_token_ids:
-        allowed = to_device(np.array(sampling.allowed_token_ids, np.int64), logits.device)
-        kept = logits[allowed]
-        logits.fill_(float("-inf"))
-        logits[allowed] = kept
-    if request.generated < sampling.min_tokens and request.stop_ids:
-        stops = np.array([token for token in request.stop_ids if 0 <= token < logits.shape[0]], np.int64)
-        logits[to_device(stops, logits.device)] = float("-inf")
 
 
 def _draw(logits: torch.Tensor, rules: RowRules, rows: npt.NDArray[np.int64]) -> torch.Tensor:
@@ -231,7 +191,3 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-def _ids(tokens: np.ndarray[tuple[int], np.dtype[np.int32]], device: torch.device) -> torch.Tensor:
-    return to_device(tokens.astype(np.int64), device)

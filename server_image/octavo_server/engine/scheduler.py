@@ -71,7 +71,6 @@ class Scheduler:
         self.preemptions = 0
         self.queried_tokens = 0
         self.hit_tokens = 0
-        self.shared_read_tokens = 0
         self._logprob_rows = 0
         self._order: Ints | None = None
         self._rows: _SingleRows | None = None
@@ -133,8 +132,6 @@ class Scheduler:
         sampling = slots[plan.samples]
         table.planned[sampling] += 1
         table.drawn[sampling] = True
-        if plan.groups is not None:
-            self.shared_read_tokens += plan.groups.saved_tokens
         self._register(slots)
 
     def collected(self, plan: StepPlan) -> None:

@@ -14,6 +14,7 @@ from octavo_server.config import BLOCK_SIZES_TOKENS, EngineConfig
 from octavo_server.engine.blocks import BlockPool
 from octavo_server.engine.core import Engine
 from octavo_server.engine.grammars import Grammars
+from octavo_server.engine.kernels import compile_kernels
 from octavo_server.engine.launches import read_launches
 from octavo_server.engine.machine import available_memory_bytes
 from octavo_server.engine.messages import Finished, Progress, Ready, SamplingParams, Submit
@@ -101,6 +102,7 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
         max_length=max_length,
         launches=launches,
     )
+    compile_kernels(runner, progress, processes=config.compile_processes)
     if measured:
         working = working_memory_bytes(runner, device)
         if not config.cache.pool_bytes:

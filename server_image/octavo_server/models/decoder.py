@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +69,16 @@ class Decoder:
         self._head = floats(head)
         self._cos_sin = cos_sin
         self._heads = [spec.query_heads, spec.kv_heads, spec.kv_heads]
+
+    @contextmanager
+    def cut_to(self, layers: int) -> Iterator[None]:
+        """Inside, only so many layers are computed: enough to see which kernels a step launches."""
+        whole = self._layers
+        self._layers = whole[:layers]
+        try:
+            yield
+        finally:
+            self._layers = whole
 
     def forward(self, step: StepTensors, attention: PagedAttention, pool: list[torch.Tensor]) -> torch.Tensor:
         """float32 logits `[rows, vocabulary]`; appends keys and values of all tokens to `pool` (one tensor per layer).
