@@ -22,6 +22,7 @@ from octavo_operator.scaling.simulator.profile import PROFILES, Profile
 from octavo_operator.scaling.simulator.report import SLO, Figures
 from octavo_operator.scaling.simulator.scalers import TUNED
 
+from benchmarks import scaling_frontier
 from benchmarks.common import Row, read_results, write_result
 
 TRACE = Path(__file__).parent / "scaling_traces" / "azure-llm-2023-code.csv"
@@ -98,18 +99,24 @@ def main() -> None:
     """Run all loads and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="print the tables and write no result")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw shares in the SLO by GPU-hours: .svg or .png")
     flags = parser.parse_args()
     result: list[Row] = []
+    frontiers: list[scaling_frontier.Frontier] = []
     every: list[Comparison] = []
     for load, profile in shipped():
         scene = Scene((Pool(profile),), 1, MOST, 1)
         found = compare(load, scene, SLO(), PolicySettings(1, MOST), TUNED)
         print(f"{load.name} ({profile.name})\n{table(found)}\n", flush=True)
         result += rows(found)
+        frontiers.append(scaling_frontier.frontier(found, scene, SLO()))
+        result += scaling_frontier.rows(frontiers[-1])
         every.append(found)
     result += over_all(every)
     for row in result:
         print(row)
+    if flags.plot is not None:
+        scaling_frontier.draw(frontiers, flags.plot)
     if flags.dry_run:
         return
     before = next((item["rows"] for item in read_results() if item["topic"] == "scaling-simulation"), [])

@@ -25,7 +25,8 @@ CAPACITY = 10_000.0
 SUSTAINED = 8_000.0
 PER_REPLICA = 0.8 * SUSTAINED
 """Tokens of demand for one replica at the default target."""
-PLAIN = PolicySettings(min_replicas=1, max_replicas=50, scale_down_seconds=300.0, imbalance=0.0)
+PLAIN = PolicySettings(min_replicas=1, max_replicas=50, scale_down_seconds=300.0, imbalance=0.0, unlearned_seconds=0.0)
+"""Arithmetic to follow by hand."""
 NOW = 10_000.0
 
 
@@ -70,6 +71,18 @@ def decide(a_fleet: Fleet, state: State | None = None, chosen: PolicySettings = 
 def test_a_burst_is_answered_by_the_next_decision():
     answer = decide(fleet(signals(SUSTAINED, waiting=100)))
     assert (answer.desired, answer.reason) == (5, Reason.RISE_LIMITED)
+
+
+def test_a_service_of_which_nothing_is_known_counts_what_comes_until_the_next_decision():
+    # 4 requests a second, and none has ended yet.
+    young = signals(0.5 * PER_REPLICA, running=8.0, arrivals=60.0, seen_seconds=15.0)
+    each = 0.5 * PER_REPLICA / 8.0
+    assert decide(fleet(young)).desired == 1
+    answer = decide(fleet(young), chosen=replace(PLAIN, unlearned_seconds=22.5))
+    assert answer.numbers.demand_tokens == pytest.approx(0.5 * PER_REPLICA + 22.5 * 4 * each)
+    assert (answer.desired, answer.reason) == (5, Reason.RISE_LIMITED)
+    # The peak that later removals are judged by is not made of a guess.
+    assert answer.state.demands[-1][1] == pytest.approx(0.5)
 
 
 def test_growth_is_bounded_within_a_minute():

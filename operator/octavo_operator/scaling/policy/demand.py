@@ -48,6 +48,7 @@ def demand(fleet: Fleet, state: State, settings: PolicySettings) -> Numbers:
         demand_tokens=total,
         capacity_tokens=min(caps, default=None),
         needed=max(needed, lasting) if caps else None,
+        at_once=max(needed, lasting) if caps else None,
         steady=lasting if caps else None,
         active_tokens=sum(seen.active_tokens for seen in everything),
         waiting=sum(seen.waiting for seen in everything),
@@ -81,18 +82,22 @@ class _Group:
         active = sum(item.active_mean_tokens for item in self._seen)
         residency = self._state.residency
         if residency is None:
-            # No request has ended yet: each waiting one will hold what a running one holds.
-            running = sum(item.running for item in self._seen)
-            most = self._settings.unlearned_share * self._least
-            each = min(most, active / max(1.0, running)) if running > 0 else most / 10
-            return active + self._waiting * each
+            return active + self._waiting * self._each(active)
         return max(self._as_it_shall(active, residency), steady_rate(self._seen) * residency.at(self.shall))
+
+    def _each(self, active: float) -> float:
+        """Tokens that a request holds, before any is known to have ended: as those that run."""
+        running = sum(item.running for item in self._seen)
+        most = self._settings.unlearned_share * self._least
+        return min(most, active / max(1.0, running)) if running > 0 else most / 10
 
     def tokens_now(self) -> float:
         """Tokens that the recent seconds and the backlog ask for."""
         active, residency = sum(item.active_tokens for item in self._seen), self._state.residency
         if residency is None:
-            return active
+            # Nothing tells yet how long a request stays: what comes until the next decision is taken to stay till then.
+            coming = self._settings.unlearned_seconds * steady_rate(self._seen)
+            return active + (self._waiting + coming) * self._each(active)
         rate = arrival_rate(self._seen, self._settings) + self._waiting / self._settings.drain_backlog_seconds
         return max(self._as_it_shall(active, residency), rate * residency.at(self.shall))
 

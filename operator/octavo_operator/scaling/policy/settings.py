@@ -52,8 +52,10 @@ class PolicySettings:
     """Waiting requests count as arrivals that shall be served within this time."""
     burst_deviations: float = 1.0
     """By how many standard deviations recent arrivals are discounted before they count as a burst."""
-    residency_seconds: float = 60.0
-    """Time constant of the mean residency."""
+    residency_seconds: float = 180.0
+    """Time constant of the mean residency. Lengths of requests spread widely: a shorter one follows chance."""
+    unlearned_seconds: float = 15.0
+    """Before a residency is known, arrivals of so long add to what is held: a decision's length."""
     rise_seconds: float = 60.0
     """Over this time the count grows by at most max(rise_least, 100 %)."""
     rise_least: int = 4

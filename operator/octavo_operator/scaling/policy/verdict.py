@@ -38,6 +38,8 @@ class Numbers:
     """Sustained by one replica; None while no replica tells."""
     needed: float | None = None
     """Replicas, before rounding; None while nothing is known."""
+    at_once: float | None = None
+    """The same without what is kept for the largest demand of late."""
     steady: float | None = None
     """The part of it that the whole window bears out: what removals are judged by."""
     active_tokens: float = 0.0
