@@ -65,7 +65,8 @@ def products(ceilings: Ceilings) -> list[Row]:
             repeats = max(1, 16 // len(case.ours))
             ours, theirs = (seconds(calls * repeats) for calls in (case.ours, case.torch))
             share, peer = (round(100 * case.size / taken / ceilings.copy, 1) for taken in (ours, theirs))
-            note = f"{ours * 1e6:.1f} and {theirs * 1e6:.1f} µs; the table takes {'the kernel' if case.kernel else 'cuBLAS'}"
+            taken = "the kernel" if case.kernel else "cuBLAS"
+            note = f"{ours * 1e6:.1f} and {theirs * 1e6:.1f} µs; the table takes {taken}"
             rows.append(Row(case.name, "% of copy bandwidth", share, "higher", 90, "cuBLAS", peer, note))
     return rows
 

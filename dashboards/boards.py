@@ -262,6 +262,22 @@ CACHE = Board(
                     high=1,
                 ),
                 Panel(
+                    "Prompt tokens computed, reads saved",
+                    "Prompt tokens not found in the cache, and reads of cached tokens that requests of a step shared.",
+                    "short",
+                    (
+                        (_rate("octavo_prefix_cache_missed_tokens_total"), f"computed {NAME}"),
+                        (_rate("octavo_prefix_cache_shared_read_tokens_total"), f"saved {NAME}"),
+                    ),
+                ),
+                Panel(
+                    "Evictions",
+                    "Cached blocks whose room went to other tokens, per second; beside few hits, the cache is small.",
+                    "ops",
+                    ((_rate("octavo_prefix_cache_evicted_blocks_total"), NAME),),
+                    runbook="OctavoKVCacheFull",
+                ),
+                Panel(
                     "Preemptions",
                     "Requests that lost their blocks and were computed again, per second.",
                     "ops",

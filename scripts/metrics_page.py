@@ -40,6 +40,8 @@ MEANINGS = {
     "the processor time that it used since the last look); small beside a large delay, the machine is crowded",
     "octavo_build_info": "always 1; its labels tell what runs here",
     "octavo_kernel_fallback": "1 per reason for slower kernels; no series when the fast ones are in use",
+    "octavo_prefix_cache_shared_read_tokens_total": "reads of cached tokens that were saved, as requests of a step "
+    "begin alike and their kernel reads the beginning once; 0 where kernels do not (CPU)",
     "octavo_launch_info": "always 1; where the kernels' launch configurations come from: `--launch-table` "
     "(LaunchTable), the package (Shipped) or neither (SafeDefaults); the log at start says why",
     "vllm:kv_cache_usage_perc": "`octavo_kv_cache_usage_ratio`",
