@@ -48,6 +48,10 @@ class Seen:
     """Reasons of the condition ScalingActive, with the time at which each was first seen."""
     ready: set[int] = field(default_factory=set)
     """Numbers of replicas that were seen ready."""
+    busy: str | None = None
+    """Name of the pod that was kept busy."""
+    left: list[str] = field(default_factory=list)
+    """Names of the pods at the end."""
 
 
 def start(folder: Path, scene: SceneOnCluster) -> Cluster:
@@ -179,25 +183,54 @@ async def watch(cluster: Cluster, seen: Seen, scene: SceneOnCluster) -> None:
         await asyncio.sleep(1.0)
 
 
-def cut_metrics(cluster: Cluster) -> None:
-    """The eldest pod answers requests as before, and its metrics no more."""
+def serving_pods(cluster: Cluster) -> list[dict[str, Any]]:
+    """Server pods that are not ending, the eldest first."""
     text = run_program(
         cluster, "kubectl", "get", "pods", "-n", SPACE, "-l", "serving.octavo.dev/role=server", "-o", "json",
         "--sort-by=.metadata.creationTimestamp",
     )  # fmt: skip
-    address = json.loads(text)["items"][0]["status"]["podIP"]
+    return [pod for pod in json.loads(text)["items"] if not pod["metadata"].get("deletionTimestamp")]
+
+
+def cut_metrics(cluster: Cluster) -> None:
+    """The eldest pod answers requests as before, and its metrics no more."""
+    address = serving_pods(cluster)[0]["status"]["podIP"]
     request = urllib.request.Request(f"http://{address}:8000/cut", data=b"", method="POST")
     with urllib.request.urlopen(request, timeout=5) as answer:
         print(f"{address}: metrics {answer.read().decode()}")
+
+
+async def keep_youngest_busy(cluster: Cluster, after: float, seen: Seen) -> None:
+    """From then on until cancelled, four requests at a time go to the youngest pod, past the Service."""
+    await asyncio.sleep(after)
+    pod = (await asyncio.to_thread(serving_pods, cluster))[-1]
+    seen.busy = pod["metadata"]["name"]
+    address = f"http://{pod['status']['podIP']}:8000/v1/completions"
+    print(f"{seen.busy} is kept busy", flush=True)
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
+
+        async def ask_again() -> None:
+            while True:
+                async with session.post(address, json={}) as answer:
+                    await answer.read()
+
+        for _ in range(4):
+            tasks.create_task(ask_again())
 
 
 async def drive(cluster: Cluster, address: str, scene: SceneOnCluster) -> Seen:
     """Load and watch together."""
     seen = Seen()
     watching = asyncio.create_task(watch(cluster, seen, scene))
+    after = scene.busy_youngest_after
+    busy = asyncio.create_task(keep_youngest_busy(cluster, after, seen)) if after is not None else None
     await load(address, scene.phases, scene.request(), seen)
     # What the last decisions did is seen before the end.
     await asyncio.sleep(2.0)
+    if busy is not None:
+        seen.left = [pod["metadata"]["name"] for pod in await asyncio.to_thread(serving_pods, cluster)]
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     return seen
@@ -230,6 +263,10 @@ def rows(scene: SceneOnCluster, seen: Seen) -> Iterator[Row]:
     else:
         note = f"held, {', '.join(seen.reasons)}"
         yield Row(f"{kind}: replicas at the end", "", counts[-1], "higher", float(scene.last), note=note)
+    if scene.busy_youngest_after is not None:
+        stayed, gone = float(seen.busy in seen.left), max(counts) - len(seen.left)
+        yield Row(f"{kind}: pods that went before it", "", gone if stayed else 0, "higher", 2.0)
+        yield Row(f"{kind}: it is still there", "", stayed, "higher", 1.0, note="a ReplicaSet ends the youngest first")
     # What never came took longer than the whole run.
     whole = sum(seconds for seconds, _ in scene.phases)
     grown = next((at for at, count in seen.counts if count > 1), whole)

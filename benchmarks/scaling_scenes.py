@@ -32,6 +32,8 @@ class SceneOnCluster:
     """Seconds into the load."""
     cut_metrics_after: float | None = None
     """Seconds into the load after which one pod's metrics are no longer answered, for good."""
+    busy_youngest_after: float | None = None
+    """Seconds into the load after which the youngest pod alone is kept busy: the one that a ReplicaSet ends first."""
     hpa: bool = False
     """A HorizontalPodAutoscaler sets the count by what the operator publishes."""
     real: bool = False
@@ -121,6 +123,9 @@ SCENES: dict[str, SceneOnCluster] = {
     "no-room": SceneOnCluster(
         "cluster, a node without room", phases=((20.0, 1.5), (440.0, 7.0), (90.0, 0.4)), most=3, node_cpu="2",
         requested_cpu="900m",
+    ),
+    "idlest": SceneOnCluster(
+        "cluster, the youngest pod busy", busy_youngest_after=75.0, phases=((20.0, 1.5), (60.0, 10.0), (125.0, 0.4)),
     ),
     "hpa": SceneOnCluster("cluster, a real HPA", hpa=True, phases=((20.0, 1.5), (100.0, 10.0), (150.0, 0.4))),
     "real": SceneOnCluster(
