@@ -20,7 +20,7 @@ from octavo_server.engine.messages import Ready, Stats
 from octavo_server.shared import SharedCounter, SharedHistogram, SharedTable
 from octavo_server.version import __version__
 
-FINISH_REASONS = ("stop", "length", "abort", "error")
+FINISH_REASONS = ("stop", "length", "abort", "error", "grammar")
 _TIME_TO_FIRST = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 20, 40, 80, 160)
 _BETWEEN = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
             1, 2, 5)  # fmt: skip

@@ -103,3 +103,36 @@ async def test_fields_change_the_text_as_they_say(scripted: Any, tmp_path: Path)
         prompts = [entry["prompt"] for entry in entries if entry["kind"] == "Submit"]
         assert [len(prompt) for prompt in prompts] == [2, 5]
         assert prompts[0] == prompts[1][-2:]
+
+
+async def test_priority_and_salt_of_a_request_reach_the_engine(scripted: Any, tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    async with scripted("--text", " one", "--record", str(record)) as running:
+        for more in ({}, {"priority": -3, "cache_salt": "a"}, {"cache_salt": "a"}, {"cache_salt": "b"}):
+            body = {"prompt": list(range(5, 105)), "max_tokens": 2, **more}
+            assert (await running.client.post(TEXT, json=body)).status_code == 200
+    sent = [entry for entry in map(json.loads, record.read_text().splitlines()) if entry["kind"] == "Submit"]
+    assert [entry["priority"] for entry in sent] == [0, -3, 0, 0]
+    plain, first, second, other = (entry["chain"] for entry in sent)
+    assert len(plain) > 3
+    assert first == second, "the same salt shares the prefix cache"
+    assert len({*plain, *first, *other}) == 3 * len(plain), "another salt shares nothing"
+
+
+def test_every_key_is_compared_in_constant_time_whichever_fits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\ntwo\nthree\n")
+    keys = ApiKeys("zero", str(file))
+    compared: list[tuple[bytes, bytes]] = []
+    real = keys_module.hmac.compare_digest
+
+    def watched(given: bytes, known: bytes) -> bool:
+        compared.append((given, known))
+        return real(given, known)
+
+    monkeypatch.setattr(keys_module.hmac, "compare_digest", watched)
+    for given, allowed in (("zero", True), ("three", True), ("", False), ("x" * 10_000, False)):
+        compared.clear()
+        assert keys.allows(given) is allowed
+        assert len(compared) == 4, "each key is compared, before and after the one that fits"
+        assert {len(side) for pair in compared for side in pair} == {32}, "digests of one length, whatever was sent"

@@ -135,3 +135,6 @@ async def test_a_form_that_leads_nowhere_in_the_middle_is_the_requests_fault(scr
         *_, last, done = [line.removeprefix("data: ") for line in stream.text.split("\n\n") if line]
         assert done == "[DONE]"
         assert json.loads(last)["error"]["param"] == "guided_regex"
+        counted = (await running.client.get("/metrics")).text
+        assert 'octavo_requests_finished_total{reason="grammar"} 2.0' in counted
+        assert 'octavo_requests_finished_total{reason="error"} 0.0' in counted

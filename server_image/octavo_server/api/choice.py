@@ -124,7 +124,10 @@ class Choice:
         if reason in ("stop", "length"):
             self._release(self._stops.flush(), whole=True)
         self._delta.wrong_grammar = reason == "grammar"
-        self._end("error" if reason in ("abort", "grammar") else reason, message or "the engine ended this request")
+        # A form that no text fits is its sender's fault: the answer tells an error, the metric tells which.
+        shown = "error" if reason in ("abort", "grammar") else reason
+        counted = "grammar" if reason == "grammar" else shown
+        self._end(shown, message or "the engine ended this request", counted)
 
     def take(self) -> Delta:
         """What is there now, perhaps nothing."""
@@ -165,9 +168,9 @@ class Choice:
         while self._entries and (whole or self._entries[0][0] <= self._released):
             self._delta.entries.append(self._entries.popleft()[1])
 
-    def _end(self, reason: str, message: str) -> None:
+    def _end(self, reason: str, message: str, counted: str = "") -> None:
         self.finished = True
         self._delta.finish_reason = reason
         self._delta.error = message
-        self._observer.ended(reason)
+        self._observer.ended(counted or reason)
         self._news.set()
