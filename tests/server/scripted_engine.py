@@ -103,7 +103,7 @@ class Engine:
                 self.running[message.request_id] = {"submit": message, "done": len(resumed)}
                 entry = {"kind": "Submit", "prompt": prompt, "resumed": resumed, "seed": message.sampling.seed,
                          "choice": message.sampling.choice_index, "digests": len(message.block_digests),
-                         "chain": [digest.hex() for digest in message.block_digests], "priority": message.priority}  # fmt: skip
+                         "chain": [each.hex() for each in message.block_digests], "priority": message.priority}  # fmt: skip
             elif isinstance(message, Abort):
                 self.running.pop(message.request_id, None)
                 entry = {"kind": "Abort", "kept": message.kept_tokens}
