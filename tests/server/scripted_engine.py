@@ -101,9 +101,15 @@ class Engine:
                 resumed = array("i", message.resume_token_ids).tolist()
                 prompt = array("i", message.prompt_token_ids).tolist()
                 self.running[message.request_id] = {"submit": message, "done": len(resumed)}
-                entry = {"kind": "Submit", "prompt": prompt, "resumed": resumed, "seed": message.sampling.seed,
-                         "choice": message.sampling.choice_index, "digests": len(message.block_digests),
-                         "chain": [each.hex() for each in message.block_digests], "priority": message.priority}  # fmt: skip
+                entry = {
+                    "kind": "Submit",
+                    "prompt": prompt,
+                    "resumed": resumed,
+                    "seed": message.sampling.seed,
+                    "choice": message.sampling.choice_index,
+                    "digests": [digest.hex() for digest in message.block_digests],
+                    "priority": message.priority,
+                }
             elif isinstance(message, Abort):
                 self.running.pop(message.request_id, None)
                 entry = {"kind": "Abort", "kept": message.kept_tokens}

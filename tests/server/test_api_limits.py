@@ -113,7 +113,7 @@ async def test_priority_and_salt_of_a_request_reach_the_engine(scripted: Any, tm
             assert (await running.client.post(TEXT, json=body)).status_code == 200
     sent = [entry for entry in map(json.loads, record.read_text().splitlines()) if entry["kind"] == "Submit"]
     assert [entry["priority"] for entry in sent] == [0, -3, 0, 0]
-    plain, first, second, other = (entry["chain"] for entry in sent)
+    plain, first, second, other = (entry["digests"] for entry in sent)
     assert len(plain) > 3
     assert first == second, "the same salt shares the prefix cache"
     assert len({*plain, *first, *other}) == 3 * len(plain), "another salt shares nothing"
