@@ -27,6 +27,8 @@ from .resources import Resource, watched
 log = logging.getLogger("octavo.watches")
 Changed = Callable[[Resource, dict[str, Any], str | None], None]
 """Called with the kind, the object and ADDED, MODIFIED, DELETED, or None for an object of a fresh list."""
+Keep = Callable[[Resource, dict[str, Any]], dict[str, Any]]
+"""What is kept of an object."""
 LONGEST_RETRY_SECONDS = 5.0
 _JOIN_SECONDS = 3.0
 
@@ -49,7 +51,7 @@ class _Connection(kopf.ConnectionInfo):
         return {**super().as_http_headers(), "User-Agent": FIELD_MANAGER}
 
 
-def _registry(settings: Settings, changed: Changed, streams: bool) -> kopf.OperatorRegistry:
+def _registry(settings: Settings, changed: Changed, keep: Keep, streams: bool) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=registry)
@@ -86,7 +88,8 @@ def _registry(settings: Settings, changed: Changed, streams: bool) -> kopf.Opera
         names = (resource.group, resource.version, resource.plural) if resource.group else ("v1", resource.plural)
 
         async def told(event: Any, **_: Any) -> None:
-            changed(resource, dict(event["object"]), event["type"])
+            # Cut here already: after a start thousands of objects come at once and wait for the operator's loop.
+            changed(resource, keep(resource, dict(event["object"])), event["type"])
 
         kopf.on.event(*names, registry=registry, id=f"watch-{resource.plural}")(told)
 
@@ -102,11 +105,12 @@ def _quiet(record: logging.LogRecord) -> bool:
 class Watches:
     """The thread in which kopf follows all watched kinds; `changed` is called in the loop that made this object."""
 
-    def __init__(self, settings: Settings, changed: Changed, streams: bool = False) -> None:
-        """`streams`: whether the API server sends what exists as events of a watch (Kubernetes 1.34 and later)."""
+    def __init__(self, settings: Settings, changed: Changed, keep: Keep, streams: bool = False) -> None:
+        """`keep` is called in kopf's thread. `streams`: whether the API server sends what exists as events of a watch
+        (Kubernetes 1.34 and later)."""
         self._settings, self._streams = settings, streams
         self._owner = asyncio.get_running_loop()
-        self._changed = changed
+        self._changed, self._keep = changed, keep
         self._stopped = threading.Event()
         self._ended = asyncio.Event()
         self._end: Callable[[], object] | None = None
@@ -122,7 +126,7 @@ class Watches:
         if self._stopped.is_set():
             return
         await kopf.operator(
-            registry=_registry(self._settings, self._pass_on, self._streams),
+            registry=_registry(self._settings, self._pass_on, self._keep, self._streams),
             clusterwide=not self._settings.namespaces,
             namespaces=self._settings.namespaces,
             standalone=True,

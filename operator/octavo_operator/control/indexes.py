@@ -55,13 +55,13 @@ class Indexes:
 
     def store(self, resource: Resource, item: Object) -> set[Key]:
         """Keep an object unless a newer state of it is known; returns the services to reconcile."""
-        item = trimmed(resource, item)
         key = _key(item)
         known = self._items[resource.kind].get(key)
         if known is not None and _version(known) >= _version(item):
             return set()
         if _version(item) <= self._gone[resource.kind].get(item["metadata"]["uid"], -1):
             return set()
+        item = trimmed(resource, item)
         before: set[Key] = set()
         if known is not None:
             former = self._unlink(resource, known)

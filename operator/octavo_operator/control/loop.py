@@ -32,6 +32,7 @@ from .live_series import LiveSeries
 from .progress import ProgressWatch
 from .queue import WorkQueue
 from .reconcile import Reconciler
+from .trim import trimmed
 
 log = logging.getLogger("octavo.control")
 GATE_TRIES = 5
@@ -191,7 +192,7 @@ async def _lead(client: Client, settings: Settings, health: Health, leadership: 
         for key in indexes.services():
             queue.add(key)
         streams = await _streams_lists(client)
-        tasks.create_task(Watches(settings, changed, streams).run(), name="watches")
+        tasks.create_task(Watches(settings, changed, trimmed, streams).run(), name="watches")
         # What went between the first list and the watches' own is found by one more list.
         for resource in watched(settings.nodes_access):
             relister.wish(resource)
