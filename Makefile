@@ -8,11 +8,11 @@ BIN := .venv/bin
 ONCE ?=
 ARGS ?=
 
-.PHONY: help environment programs demo demo-down test test-gpu lint format types imports generate verify lock \
-	bench bench-cpu bench-demo bench-http bench-operator bench-engine-host bench-report clean
+.PHONY: help environment programs demo demo-down test test-gpu lint format types imports generate verify lock docs dist \
+	e2e-kind bench bench-cpu bench-demo bench-http bench-operator bench-engine-host bench-report clean
 
 help: ## list these verbs
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 environment: ## create or refresh .venv from the pinned requirements (every verb does this by itself)
 	@scripts/environment.sh
@@ -53,6 +53,10 @@ generate: environment ## rewrite the generated files: CRDs, the chart's copies, 
 verify: environment ## fail when a generated file differs from its source
 	@$(BIN)/python scripts/generated.py
 
+docs: environment ## the documentation site, built strictly into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "docs: build/site/index.html; to read it: $(BIN)/python -m http.server --directory build/site"
+
 lock: environment ## resolve requirements/*.txt anew from the packages' pyproject.toml
 	@scripts/lock.sh
 
@@ -76,7 +80,13 @@ bench-engine-host: environment ## what a step of the engine costs its host, on a
 bench-report: environment ## tables of all results, those short of their goal first → docs/performance.md
 	@$(BIN)/python benchmarks/report.py
 
+dist: environment ## build a release into dist/: wheels, chart, images' context, CRDs, checksums (the same bytes each time)
+	@$(BIN)/python scripts/dist.py $(ARGS)
+
+e2e-kind: environment ## build the images and try chart and model on a kind cluster (wants docker, kind, TORCH_INDEX)
+	@scripts/e2e_kind.sh
+
 clean: ## remove what the verbs made here: the demo, .venv and caches (not the built programs' cache)
 	@if [ -x $(BIN)/octavo-localcluster ]; then $(BIN)/python scripts/demo.py --down; fi
-	@rm -rf .venv .venv-triton36 .venv.lock .state .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf build/site dist .venv .venv-triton36 .venv.lock .state .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

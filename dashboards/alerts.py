@@ -55,6 +55,11 @@ def _burn(rule: str, short: str, long: str, factor: float) -> str:
     return f"{rule}{short} > {limit} and {rule}{long} > {limit}"
 
 
+_CAUSES = "ModelReady|NodeTypesResolved|ImageResolved"
+"""Conditions with alerts of their own, from which others follow."""
+_EXPLAINED = f'octavo_service_condition{{type=~"Progressing|{_CAUSES}",status="False"}}'
+
+
 def _condition(selector: str) -> str:
     return f"max by (namespace, service, reason) (octavo_service_condition{{{selector}}}) == 1"
 
@@ -150,10 +155,11 @@ ALERTS = (
         "OctavoReplicasMissing",
         "warning",
         "20m",
-        f"max {BY} (octavo_desired_replicas) - {ON} octavo:replicas_ready:count > 0",
+        f"max {BY} (octavo_desired_replicas) - {ON} octavo:replicas_ready:count > 0"
+        # What a condition explains is left to that condition's alert.
+        f" unless {ON} ({_EXPLAINED} == 1)",
         f"{WHO}: fewer replicas than wanted",
-        "{{ $value }} wanted replicas are not ready for 20 minutes: a rollout that is stuck, model files that can't be"
-        " fetched, or no free accelerator.",
+        "{{ $value }} wanted replicas are not ready for 20 minutes, and no condition of the service says why.",
     ),
     Alert(
         "OctavoScalingHeld",
@@ -177,7 +183,7 @@ ALERTS = (
         "15m",
         # What other alerts speak of is left to them.
         _condition('type="Progressing",status="False",reason!="WaitingForAccelerator"')
-        + f' unless {ON} (octavo_service_condition{{type=~"ModelReady|NodeTypesResolved",status="False"}} == 1)',
+        + f' unless {ON} (octavo_service_condition{{type=~"{_CAUSES}",status="False"}} == 1)',
         f"{WHO}: the rollout is stuck: {{{{ $labels.reason }}}}",
         "Replicas of the present spec do not become ready for 15 minutes. What served before serves on.",
     ),
@@ -201,9 +207,20 @@ ALERTS = (
         "OctavoNodeTypesUnresolved",
         "warning",
         "10m",
-        'max by (resolved) (octavo_operator_services{resolved="False"}) > 0',
-        "Services without a node or an image that fits",
-        "{{ $value }} InferenceServices have no node type, or no image of the catalogue runs on it.",
+        _condition('type="NodeTypesResolved",status="False",reason!="NoImage"'),
+        f"{WHO}: no node fits: {{{{ $labels.reason }}}}",
+        "For 10 minutes no node is what the service asks for, or the nodes of its replicas are no longer what they"
+        " were. What runs goes on; nothing new is planned.",
+    ),
+    Alert(
+        "OctavoImageUnresolved",
+        "warning",
+        "10m",
+        # Without a node there is no image to choose: that is the alert above.
+        _condition('type="ImageResolved",status="False",reason!~"NoNodeFits|NodesNotReadable"'),
+        f"{WHO}: no image runs on its nodes: {{{{ $labels.reason }}}}",
+        "For 10 minutes no image of the catalogue runs on the nodes that fit. The condition names both versions and the"
+        " smallest upgrade that would help.",
     ),
     Alert(
         "OctavoKernelFallback",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .panels import SERIES, Board, Panel
 
 BY = "by (namespace, service)"
@@ -56,11 +58,40 @@ READY = Panel(
     runbook="OctavoNoReadyReplica",
 )
 
+
+def _ratio(record: str, *windows: str) -> tuple[tuple[str, str], ...]:
+    """A recording rule's shares over several windows."""
+    return tuple((f"octavo:{record}:ratio_rate{window}{SERIES}", f"{window} {NAME}") for window in windows)
+
+
 SERVICE = Board(
     "octavo-service",
     "Octavo / Service",
     "What users of a service see: latency, throughput, errors and the queue.",
     (
+        (
+            "Service level",
+            (
+                Panel(
+                    "First tokens that come late",
+                    "Share of requests that waited longer for the first token than the target of the alert rules (2 s"
+                    " as shipped). 1 % over a month is the budget; it burns fast above 14.4 %, for days above 6 %.",
+                    "percentunit",
+                    _ratio("first_token_slow", "5m", "1h", "6h"),
+                    high=1,
+                    runbook="OctavoTimeToFirstTokenBurnFast",
+                ),
+                Panel(
+                    "Requests that fail",
+                    "Share of choices that ended with an error. 1 % over a month is the budget.",
+                    "percentunit",
+                    _ratio("requests_failed", "5m", "1h", "6h"),
+                    high=1,
+                    runbook="OctavoRequestErrors",
+                ),
+                READY,
+            ),
+        ),
         (
             "Latency",
             (
@@ -135,8 +166,7 @@ SERVICE = Board(
                     "short",
                     ((_sum("octavo_requests_running"), NAME),),
                 ),
-                USAGE,
-                READY,
+                replace(USAGE, width=24),
             ),
         ),
         (
@@ -281,6 +311,20 @@ SCALING = Board(
                     "short",
                     ((f"max {BY} (changes(octavo_desired_replicas{SERIES}[1h]))", NAME),),
                 ),
+                Panel(
+                    "Decisions by reason",
+                    "Each service is decided four times a minute; the reason says what kept or moved its count.",
+                    "ops",
+                    (
+                        (
+                            f"sum by (namespace, service, reason) (rate(octavo_scaling_decisions_total{SERIES}{RATE}))",
+                            f"{{{{reason}}}} {NAME}",
+                        ),
+                    ),
+                    stacked=True,
+                    width=24,
+                    runbook="OctavoScalingHeld",
+                ),
             ),
         ),
         (
@@ -337,6 +381,21 @@ NODE_TYPES = Board(
         (
             "What runs",
             (
+                Panel(
+                    "Replicas by image and CUDA mode",
+                    "Wanted on each type of node. Native: the driver knows the image's CUDA; MinorVersion: an older"
+                    " driver of the same major version runs it.",
+                    "short",
+                    (
+                        (
+                            f"sum by (product, image, mode) (octavo_node_type_replicas{SERIES})",
+                            "{{product}} {{mode}} {{image}}",
+                        ),
+                    ),
+                    stacked=True,
+                    width=16,
+                    runbook="OctavoImageUnresolved",
+                ),
                 Panel(
                     "Replicas by attention kernel and CUDA",
                     "attention_backend and CUDA version of the replicas (none: CPU).",

@@ -9,15 +9,13 @@ from typing import Any
 
 import yaml
 
+from scripts.versions import version
+
 ROOT = Path(__file__).resolve().parent.parent
 VARIANTS = ROOT / "server_image" / "variants.yaml"
 VALUES = ROOT / "charts" / "octavo" / "values.yaml"
 BAKE = ROOT / "server_image" / "docker-bake.json"
 _BLOCK = re.compile(r"^serverImages:\n(?:[ #].*\n)+", re.MULTILINE)
-
-
-def _version() -> str:
-    return str(yaml.safe_load((ROOT / "charts" / "octavo" / "Chart.yaml").read_text())["appVersion"])
 
 
 def read_variants(path: Path = VARIANTS) -> tuple[str, list[dict[str, Any]]]:
@@ -31,7 +29,7 @@ def catalogue() -> list[dict[str, Any]]:
     repository, variants = read_variants()
     kept = ("cuda", "computeCapabilities", "ptx", "torch", "triton")
     return [
-        {"name": item["name"], "image": f"{repository}:{_version()}-{item['name']}"} | {key: item[key] for key in kept}
+        {"name": item["name"], "image": f"{repository}:{version()}-{item['name']}"} | {key: item[key] for key in kept}
         for item in variants
     ]
 
@@ -62,17 +60,17 @@ def bake_text() -> str:
                 "TRITON": item["triton"],
                 "WHEELS": item["wheels"],
                 "CUDA": item["cuda"],
-                "VERSION": _version(),
+                "VERSION": version(),
             },
-            "tags": [f"{repository}:{_version()}-{item['name']}"],
+            "tags": [f"{repository}:{version()}-{item['name']}"],
         }
         for item in variants
     }
     targets["operator"] = {
         "context": ".",
         "dockerfile": "operator/Dockerfile",
-        "args": {"VERSION": _version()},
-        "tags": [f"{repository.rpartition('/')[0]}/octavo-operator:{_version()}"],
+        "args": {"VERSION": version()},
+        "tags": [f"{repository.rpartition('/')[0]}/octavo-operator:{version()}"],
     }
     return json.dumps({"group": {"default": {"targets": list(targets)}}, "target": targets}, indent=2) + "\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 from octavo_localcluster.programs import CONTROL_PLANE, ProgramError, ensure_programs
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / ".state" / "demo"
+FOLDER = Path(os.environ.get("OCTAVO_DEMO_DIR") or ROOT / ".state" / "demo").absolute()
 NODES = ROOT / "localcluster" / "nodes" / "cpu.yaml"
 CHART = ROOT / "charts" / "octavo"
 OPERATOR_NAMESPACE = "octavo-system"
@@ -57,7 +58,7 @@ class DemoCluster:
         """Stop everything and remove the folder. Does nothing when there is none."""
         if self.folder.exists():
             self._localcluster("down")
-            if not any(self.folder.parent.iterdir()):
+            if self.folder.parent.name == ".state" and not any(self.folder.parent.iterdir()):
                 self.folder.parent.rmdir()
 
     def _localcluster(self, verb: str, *options: str) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from octavo_operator.api.schema import inference_service_crd, render_crds
+from octavo_operator.api.schema import inference_service_crd, render_crds, tuning_profile_crd
 from octavo_operator.status import reasons
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,7 +21,18 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import report  # noqa: E402
 from benchmarks.common import read_results  # noqa: E402
 from dashboards import generate as dashboards  # noqa: E402
-from scripts import catalogue, chart_readme, http_page, operator_metrics_page, reference, scale_page  # noqa: E402
+from scripts import (  # noqa: E402
+    catalogue,
+    chart_readme,
+    diagrams,
+    flags_pages,
+    http_page,
+    metrics_page,
+    operator_metrics_page,
+    reference,
+    scale_page,
+    versions,
+)
 
 Generator = Callable[[], Mapping[Path, str]]
 CHART_CRDS = ROOT / "charts" / "octavo" / "files" / "crds"
@@ -44,8 +55,12 @@ def performance_page() -> dict[Path, str]:
 
 
 def reference_page() -> dict[Path, str]:
-    """The page of all fields of an InferenceService."""
-    return {ROOT / "docs" / "reference" / "inference-service.md": reference.render(inference_service_crd())}
+    """The pages of all fields of the two resources."""
+    folder = ROOT / "docs" / "reference"
+    return {
+        folder / "inference-service.md": reference.render(inference_service_crd()),
+        folder / "tuning-profile.md": reference.render(tuning_profile_crd(), reference.PROFILE_HEAD),
+    }
 
 
 def reasons_page() -> dict[Path, str]:
@@ -59,12 +74,16 @@ GENERATORS: tuple[Generator, ...] = (
     performance_page,
     reference_page,
     http_page.generate,
+    versions.generate,
     catalogue.generate,
     reasons_page,
     scale_page.generate,
     dashboards.generate,
     chart_readme.generate,
     operator_metrics_page.generate,
+    metrics_page.generate,
+    flags_pages.generate,
+    diagrams.generate,
 )
 
 

@@ -1,4 +1,4 @@
-"""docs/reference/inference-service.md: every field of the resource, from the schema that the API server enforces."""
+"""Pages of all fields of InferenceService and TuningProfile, from the schemas that the API server enforces."""
 
 from __future__ import annotations
 
@@ -15,21 +15,30 @@ Group `serving.octavo.dev`, version `v1alpha1`, short name `ois`; `kubectl expla
 without a default and without "required" may be left out. The condition `SpecHonoured` lists fields that are set and
 that the installed version cannot act on yet.
 """
+PROFILE_HEAD = """\
+# TuningProfile: every field
+
+<!-- Generated from octavo_operator/api by `make generate`. -->
+
+Group `serving.octavo.dev`, version `v1alpha1`. The operator writes these objects; delete one to have it measured again.
+[Block size](../concepts/block-size.md) and [tuning](../concepts/tuning.md) tell what they are for.
+"""
 
 
-def render(crd: Schema) -> str:
+def render(crd: Schema, head: str = HEAD) -> str:
     """The whole page: fields of spec, the rules between fields, fields of status."""
     [version] = [entry for entry in crd["spec"]["versions"] if entry["served"]]
     properties = version["schema"]["openAPIV3Schema"]["properties"]
+    rules = messages(version["schema"]["openAPIV3Schema"])
+    told = ["## Rules between fields\n", "The API server refuses what breaks one of them, with this message.\n"]
     return "\n".join(
         [
-            HEAD,
+            head,
             "## spec\n",
             table(properties["spec"], ("field", "form", "default", "meaning")),
-            "## Rules between fields\n",
-            "The API server refuses what breaks one of them, with this message.\n",
-            *(f"- {message}" for message in messages(version["schema"]["openAPIV3Schema"])),
-            "\n## status\n",
+            *(told if rules else ()),
+            *(f"- {message}" for message in rules),
+            "\n## status\n" if rules else "## status\n",
             table(properties["status"], ("field", "form", "meaning")),
         ]
     )

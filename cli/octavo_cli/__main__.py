@@ -18,6 +18,9 @@ from .context import current_namespace
 from .errors import CommandError
 
 REFUSED, FAILED, INTERRUPTED = 2, 1, 130
+WIDE = 200
+NOT_FOUND = 404
+NOT_INSTALLED = "the cluster knows no InferenceServices; install Octavo there (helm install), or choose another context"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -91,7 +94,9 @@ def _top(flags: argparse.Namespace) -> None:
     from .top import top
 
     namespace = None if flags.all_namespaces else flags.namespace or current_namespace()
-    asyncio.run(top(namespace, flags.seconds, flags.once, Console()))
+    # Where nobody looks at the width, as in a pipe, no reason is cut.
+    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+    asyncio.run(top(namespace, flags.seconds, flags.once, console))
 
 
 def _explain(flags: argparse.Namespace) -> int:
@@ -155,7 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"octavo: {error}", file=sys.stderr)
         return REFUSED
     except ApiError as error:
-        print(f"octavo: {error}", file=sys.stderr)
+        # A kind that is not served has no object of Kubernetes for an answer, only the web server's words.
+        unknown = error.code == NOT_FOUND and "page not found" in error.message
+        print(f"octavo: {NOT_INSTALLED if unknown else error}", file=sys.stderr)
         return FAILED
 
 

@@ -129,11 +129,11 @@ def init(wish: Wish, console: Console) -> str:
         )
     length = wish.length or model.max_length
     if wish.cpu and not model.is_own:
-        raise ModelError(f"--cpu: runtime Octavo serves on CPUs, and does not know {model.architecture}")
+        raise ModelError(f"--cpu: only runtime Octavo serves on CPUs, and it can't serve this: {model.not_own}")
     console.print(about(model), soft_wrap=True)
     chosen = None if wish.cpu else _placed(model, wish, length, console)
     if runtime_of(model, chosen) != "Octavo":
-        why = "it uses one accelerator" if model.is_own else f"{model.architecture} is not one of its architectures"
+        why = model.not_own or "it uses one accelerator"
         words = f"runtime VLLM is written, since runtime Octavo can't serve this: {why}; the catalogue (serverImages)"
         console.print(f"{words} must hold an image for it", soft_wrap=True)
     if not wish.model.startswith("hf://") and wish.uri is None:

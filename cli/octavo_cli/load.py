@@ -76,7 +76,13 @@ def table(services: Sequence[Mapping[str, Any]], loads: Mapping[Key, Load], befo
     """One row per service: `replicas` is ready/wanted; figures of pods that did not answer are left out and said so."""
     made = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     for heading in HEADINGS:
-        made.add_column(heading, justify="right" if heading in HEADINGS[3:8] else "left", no_wrap=heading != "reason")
+        last = heading == "reason"
+        made.add_column(
+            heading,
+            justify="right" if heading in HEADINGS[3:8] else "left",
+            no_wrap=not last,
+            overflow="fold" if last else "ellipsis",
+        )
     for service in services:
         key = (service["metadata"]["namespace"], service["metadata"]["name"])
         status, load = service.get("status") or {}, loads.get(key, Load(0))

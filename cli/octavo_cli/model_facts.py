@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ModelError
-
-OWN_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "llama (GGUF)", "qwen2 (GGUF)")
-"""What runtime Octavo serves; a test compares this with the server's own list."""
+from .families import OWN_ARCHITECTURES, architecture, text_part, why_not_own, why_unsized
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,8 @@ class ModelFacts:
     weight_bytes: int
     """While it serves on an accelerator."""
     weights_are_estimated: bool = False
+    not_own: str = ""
+    """Why runtime Octavo can't serve it; empty when it does."""
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -40,7 +40,7 @@ class ModelFacts:
     @property
     def is_own(self) -> bool:
         """Whether runtime Octavo serves it."""
-        return self.architecture in OWN_ARCHITECTURES
+        return not self.not_own
 
 
 def parse_object(text: str, where: str) -> dict[str, Any]:
@@ -68,8 +68,9 @@ def from_path(path: Path) -> ModelFacts:
 
 def from_config(config: Mapping[str, Any], uri: str, weight_bytes: int = 0) -> ModelFacts:
     """`weight_bytes` 0 = estimated from the shape, 16 bits for each parameter. Raises ModelError."""
-    nested = config.get("text_config")
-    text: Mapping[str, Any] = nested if isinstance(nested, dict) else config
+    if why := why_unsized(config):
+        raise ModelError(f"{uri}: {why}; octavo init can't size it, and asks for no accelerator on a guess")
+    text = text_part(config)
 
     def number(*names: str, default: int | None = None) -> int:
         for key in names:
@@ -96,7 +97,7 @@ def from_config(config: Mapping[str, Any], uri: str, weight_bytes: int = 0) -> M
         weight_bytes = 2 * (embeddings + layers * (attention + 3 * hidden * inner * experts))
     return ModelFacts(
         uri=uri,
-        architecture=str((config.get("architectures") or [text.get("model_type", "unknown")])[0]),
+        architecture=architecture(config),
         layers=layers,
         query_heads=heads,
         cache_values_per_token=layers * per_layer,
@@ -104,6 +105,7 @@ def from_config(config: Mapping[str, Any], uri: str, weight_bytes: int = 0) -> M
         max_length=number("max_position_embeddings", "n_positions", default=4096),
         weight_bytes=weight_bytes,
         weights_are_estimated=estimated,
+        not_own=why_not_own(config),
     )
 
 
@@ -135,4 +137,5 @@ def from_gguf(path: Path) -> ModelFacts:
         kv_heads=kv_heads,
         max_length=int(value(f"{kind}.context_length")),
         weight_bytes=2 * sum(int(tensor.n_elements) for tensor in reader.tensors),
+        not_own="" if f"{kind} (GGUF)" in OWN_ARCHITECTURES else f"{kind} (GGUF) is not one of its architectures",
     )

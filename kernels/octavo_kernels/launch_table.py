@@ -19,6 +19,8 @@ from octavo_kernels.shape import AttentionShape
 
 FORMAT = 1
 SHIPPED = Path(__file__).resolve().parent / "launch_tables"
+ATTENTION = "attention."
+"""How the names of attention's kernels begin."""
 CPU = "cpu"
 """What stands for a compute capability where there is no GPU."""
 
@@ -77,11 +79,11 @@ class LaunchTable:
 
 def load(path: str | Path) -> LaunchTable:
     """Reads a table. Raises ValueError that names the file, the field and what it must be; OSError as open does."""
-    text = Path(path).read_text(encoding="utf-8")
     try:
-        data = json.loads(text)
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"launch table {path} is not JSON: {error}") from error
+        way_out = "'python -m octavo_kernels.tune' writes one"
+        raise ValueError(f"launch table {path} is not JSON: {error}; {way_out}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise ValueError(
@@ -102,11 +104,20 @@ def load(path: str | Path) -> LaunchTable:
 
 def save(table: LaunchTable, path: str | Path) -> None:
     """Writes a table as `load` reads it, a row a line."""
-    head = {"format": FORMAT, "device": table.device, "capability": table.capability}
-    head |= {"versions": dict(table.versions), "note": table.note}
     rows = ",\n    ".join(json.dumps(asdict(row)) for row in table.rows)
-    text = json.dumps(head, indent=2)[:-2] + f',\n  "launches": [\n    {rows}\n  ]\n}}\n'
+    text = json.dumps(_head(table), indent=2)[:-2] + f',\n  "launches": [\n    {rows}\n  ]\n}}\n'
     Path(path).write_text(text, encoding="utf-8")
+
+
+def compact(table: LaunchTable) -> str:
+    """A table as `load` reads it, in one line and as few bytes as it takes."""
+    head = {key: part for key, part in _head(table).items() if part}
+    return json.dumps({**head, "launches": [asdict(row) for row in table.rows]}, separators=(",", ":"))
+
+
+def _head(table: LaunchTable) -> dict[str, Any]:
+    head = {"format": FORMAT, "device": table.device, "capability": table.capability}
+    return {**head, "versions": dict(table.versions), "note": table.note}
 
 
 def capability_of(device: torch.device) -> str:
@@ -149,6 +160,13 @@ def table_for(device: torch.device, given: LaunchTable | None = None) -> LaunchT
         " safe defaults are used"
     )
     return replace(given, rows=(), reason=reason)
+
+
+def serves(table: LaunchTable, shape: AttentionShape) -> bool:
+    """Whether the table holds a launch of attention for this shape, for any kernel."""
+    wanted = launch_shape(shape)
+    rows = (row for row in table.rows if row.kernel.startswith(ATTENTION))
+    return any(all(wanted.get(name) == value for name, value in row.shape.items()) for row in rows)
 
 
 def launch_shape(shape: AttentionShape) -> dict[str, int | str]:

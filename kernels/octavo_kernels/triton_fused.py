@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,misc"
-"""RMSNorm with residual, and SiLU·mul: one pass over memory each, float32 inside."""
+"""RMSNorm with residual, and gated activations: one pass over memory each, float32 inside."""
 
 import torch
 import triton
@@ -37,15 +37,29 @@ def _rms_norm(
 
 
 @triton.jit
-def _silu_mul(gate_up_ptr, out_ptr, stride_gate_up, stride_out, columns, BLOCK: tl.constexpr):
+def _activated(gate, ACTIVATION: tl.constexpr):
+    # exp of a large −x is inf and x / inf is −0: no overflow reaches a result.
+    if ACTIVATION == "silu":
+        active = gate / (1.0 + tl.exp(-gate))
+    elif ACTIVATION == "gelu_tanh":
+        # (1 + tanh(y)) / 2 is the logistic function of 2y; 2 · sqrt(2 / π) = 1.5957691216057308.
+        active = gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)))
+    else:
+        active = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476))
+    return active
+
+
+@triton.jit
+def _gated_mul(
+    gate_up_ptr, out_ptr, stride_gate_up, stride_out, columns, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = lane < columns
     row = gate_up_ptr + token * stride_gate_up + lane
     gate = tl.load(row, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(row + columns, mask=inside, other=0.0).to(tl.float32)
-    # exp of a large −gate is inf and gate / inf is −0: no overflow reaches the result.
-    result = gate / (1.0 + tl.exp(-gate)) * up
+    result = _activated(gate, ACTIVATION) * up
     tl.store(out_ptr + token * stride_out + lane, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -74,12 +88,19 @@ def launch_rms_norm(
     )
 
 
-def launch_silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """silu_mul on `[tokens, 2·n]` and `[tokens, n]` with contiguous rows, already checked."""
+def launch_gated(gate_up: torch.Tensor, out: torch.Tensor, activation: str) -> None:
+    """A gated activation on `[tokens, 2·n]` and `[tokens, n]` with contiguous rows, already checked."""
     tokens, columns = out.shape
     if tokens == 0 or columns == 0:
         return
     block = min(1024, triton.next_power_of_2(columns))
-    _silu_mul[(tokens, triton.cdiv(columns, block))](
-        gate_up, out, gate_up.stride(0), out.stride(0), columns, BLOCK=block, num_warps=4
+    _gated_mul[(tokens, triton.cdiv(columns, block))](
+        gate_up,
+        out,
+        gate_up.stride(0),
+        out.stride(0),
+        columns,
+        ACTIVATION=activation,
+        BLOCK=block,
+        num_warps=4,
     )

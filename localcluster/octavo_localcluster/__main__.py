@@ -7,6 +7,7 @@ import shlex
 import sys
 import textwrap
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 from octavo_localcluster.cluster import Cluster, ClusterError, stop_folder
@@ -63,6 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    told = f"octavo-localcluster {version('octavo-localcluster')}"
+    parser.add_argument("--version", action="version", version=told)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:

@@ -24,6 +24,7 @@ from .settings import (
     parse_catalogue,
     read_catalogue,
     read_egress,
+    read_hub_endpoint,
     read_proxy,
 )
 
@@ -99,11 +100,16 @@ def _parser() -> argparse.ArgumentParser:
             what="where block sizes are measured; All: on CPUs, too",
         )
         _add(command, "--calibration-seconds", type=int, default=300, what="time that a calibration may measure")
+        _add(command, "--calibration-priority-class", default="", metavar="NAME", what="priority class of calibrations")
         _add(command, "--egress", default="", metavar="CIDR=PORT,…", what="where pods that fetch a model may connect")
         _add(command, "--pull-secrets", default="", metavar="A,B", what="Secrets that pull the images of model pods")
         _add(command, "--model-proxy", default="", metavar="URL", what="proxy of the containers that fetch models")
         _add(command, "--model-no-proxy", default="", metavar="A,B", what="hosts that they reach without it")
         _add(command, "--image-prefixes", default="", metavar="A,B", what="what pinned images may begin with; * = all")
+        _add(command, "--file-prefixes", default="*", metavar="A,B", what="folders of file:// models; * = all")
+        _add(command, "--default-cache-claim", default="", metavar="NAME", what="claim that keeps fetched models")
+        _add(command, "--hub-endpoint", default="", metavar="URL", what="mirror of the Hub for models that name none")
+        _add(command, "--default-priority-class", default="", metavar="NAME", what="of model pods that name none")
         _add(
             command,
             "--argument-prefixes",
@@ -168,7 +174,7 @@ def _settings(flags: argparse.Namespace, images: tuple[CatalogueImage, ...] | No
         if value is not None and not lowest <= value <= highest:
             raise SettingsError(f"--{name.replace('_', '-')} {value}: must lie between {lowest} and {highest}")
     names = [name for name, _, _ in LIMITS if not name.startswith("lease_")]
-    names += ["host", "monitoring_namespace", "gateway_namespace", "calibration"]
+    names += ["host", "monitoring_namespace", "gateway_namespace", "calibration", "calibration_priority_class"]
     return Settings(
         lease=_lease(flags),
         images=read_catalogue(flags.catalogue) if images is None else images,
@@ -179,7 +185,11 @@ def _settings(flags: argparse.Namespace, images: tuple[CatalogueImage, ...] | No
         pull_secrets=_listed(flags.pull_secrets),
         proxy=read_proxy(flags.model_proxy, flags.model_no_proxy),
         image_prefixes=_listed(flags.image_prefixes),
+        file_prefixes=_listed(flags.file_prefixes),
         argument_prefixes=_listed(flags.argument_prefixes),
+        cache_claim=flags.default_cache_claim,
+        hub_endpoint=read_hub_endpoint(flags.hub_endpoint),
+        priority_class=flags.default_priority_class,
         priority_classes=_listed(flags.priority_classes),
         tolerations=_listed(flags.tolerations),
         resources=_listed(flags.resources),

@@ -30,6 +30,12 @@ SERVICE_CONDITION = Gauge(
     ["namespace", "service", "type", "status", "reason"],
     registry=REGISTRY,
 )
+NODE_TYPE_REPLICAS = Gauge(
+    "octavo_node_type_replicas",
+    "Replicas wanted on a type of node, with the image that is used there and how the driver runs it",
+    ["namespace", "service", "node_type", "product", "image", "mode", "block_size"],
+    registry=REGISTRY,
+)
 CALIBRATIONS_FAILING = Gauge(
     "octavo_operator_calibrations_failing",
     "TuningProfiles without a result whose last calibration failed",

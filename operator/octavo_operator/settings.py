@@ -46,12 +46,17 @@ class Settings:
     pull_secrets: tuple[str, ...] = ()
     proxy: tuple[tuple[str, str], ...] = ()
     image_prefixes: tuple[str, ...] = ()
+    file_prefixes: tuple[str, ...] = ("*",)
     argument_prefixes: tuple[str, ...] = SAFE_ARGUMENTS
+    cache_claim: str = ""
+    hub_endpoint: str = ""
+    priority_class: str = ""
     priority_classes: tuple[str, ...] = ()
     tolerations: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
     calibration: str = "Accelerators"
     calibration_seconds: int = 300
+    calibration_priority_class: str = ""
     host: str = "127.0.0.1"
     port: int = 8080
     workers: int = 4
@@ -106,6 +111,15 @@ def read_proxy(address: str, without: str) -> tuple[tuple[str, str], ...]:
             f"--model-proxy {address}: must be http:// or https://, a host and a port, without a password"
         )
     return (("HTTPS_PROXY", address), ("HTTP_PROXY", address), *((("NO_PROXY", without),) if without else ()))
+
+
+def read_hub_endpoint(address: str) -> str:
+    """A mirror of the Hub; raises SettingsError."""
+    if address and not re.fullmatch(r"https?://[^\s/@]+(:[0-9]+)?(/[^\s?#]*)?", address):
+        raise SettingsError(
+            f"--hub-endpoint {address}: must be http:// or https:// and a host, such as https://hub.example"
+        )
+    return address.rstrip("/")
 
 
 def account_folder(environment: Mapping[str, str]) -> Path:

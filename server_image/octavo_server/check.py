@@ -35,6 +35,8 @@ class Findings:
     torch_cuda: str
     triton: str
     kernels: str
+    launches: str
+    """Where the kernels' launch configurations come from without --launch-table."""
     cpu: str
     cpu_features: list[str]
     fallbacks: list[str] = field(default_factory=list)
@@ -83,7 +85,7 @@ def find() -> Findings:
     slower = [f"{item.reason}: {item.message}" for item in fallbacks_here()]
     return Findings(
         __version__, device, capability, memory, facts["driver"], driver_cuda, facts["torch"], facts["cuda"],
-        facts["triton"], kernels, cpu, features, slower, problems,
+        facts["triton"], kernels, _launches(), cpu, features, slower, problems,
     )  # fmt: skip
 
 
@@ -133,6 +135,15 @@ def _kernels(problems: list[str], device: str) -> str:
         problems.append(f"the attention kernel does not run: {' '.join(str(error).split())[:300]}")
         return "none"
     return str(attention.backend)
+
+
+def _launches() -> str:
+    import torch
+    from octavo_kernels.launch_table import capability_of, name_of, shipped
+
+    place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    table = shipped(capability_of(place), name_of(place))
+    return table.reason or f"{len(table.rows)} that come with the kernels, measured on {table.device}"
 
 
 def _cpu() -> tuple[str, list[str]]:

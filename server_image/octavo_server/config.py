@@ -67,6 +67,8 @@ class EngineConfig:
     """Folder of compiled kernels; empty = Triton's own (TRITON_CACHE_DIR)."""
     compile_processes: int = 0
     """Processes that compile kernels at start; 0 = one per core this process may use, 1 = each at its first launch."""
+    launch_table: str = ""
+    """File with the kernels' measured launch configurations; empty = those that come with the kernels."""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ OPERATOR_FLAGS = (
     "--quantization",
     "--kv-dtype",
     "--block-size",
+    "--launch-table",
     "--memory-percent",
     "--prefix-caching",
     "--tensor-parallel",

@@ -230,7 +230,7 @@ class _Run:
 
         tokenizer = self._llm.tokenizer
         detokenizer = Detokenizer(tokenizer.text_bytes, strip_first_space=tokenizer.strips_first_space)
-        return StopMatcher(params.stop), detokenizer
+        return StopMatcher(params.stop, after=params.min_tokens), detokenizer
 
     def _submit(self, number: int, ids: list[int], params: GenerationParams) -> Submit:
         from octavo_server.engine.digests import digest_seed

@@ -150,6 +150,8 @@ class Metrics:
         for reason in ready.fallback_reasons:
             fallback.add_metric([reason], 1)
         yield fallback
+        launches = {"source": ready.launch_source}
+        yield _labelled("octavo_launch_info", "Where the launch configurations of the kernels come from.", launches)
         yield from self._vllm(stats, ready, usage, totals["preemptions_total"], total)
 
     def _vllm(self, stats: Stats, ready: Ready, usage: float, preemptions: float, blocks: int) -> Iterable[Metric]:
@@ -184,7 +186,7 @@ _ENGINE_COUNTERS = {
     ),
     "shared_read_tokens_total": (
         "octavo_prefix_cache_shared_read_tokens",
-        "Reads of cached tokens that were saved, because requests of a step share them.",
+        "Reads of cached tokens that were saved, because requests of a step share them; 0 where kernels do not (CPU).",
     ),
 }
 """Field of Stats → name of the metric (without _total) and its description."""

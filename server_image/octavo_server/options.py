@@ -78,6 +78,8 @@ SERVE = (
            metavar="FOLDER"),
     Option("compile-processes", "processes that compile GPU kernels at start; 0 = one per core, 1 = each kernel at its "
            "first launch", _ENGINE, "integer", 0, minimum=0, maximum=256, metavar="COUNT"),
+    Option("launch-table", "launch configurations of the kernels, as `octavo-server calibrate` or the kernels' tuner "
+           "writes them; empty = those that come with the kernels", _ENGINE, metavar="FILE"),
     Option("tensor-parallel", "GPUs that share one model", _ENGINE, "integer", 1, minimum=1, maximum=64,
            metavar="GPUS"),
     Option("cpu-threads", "threads of the engine on a CPU; 0 = one per core", _ENGINE, "integer", 0, minimum=0,
@@ -201,6 +203,7 @@ def serve_config(values: dict[str, Any]) -> ServeConfig:
         cpu_threads=values["cpu_threads"],
         kernel_cache=values["kernel_cache"],
         compile_processes=values["compile_processes"],
+        launch_table=values["launch_table"],
     )
     limits = LimitsConfig(
         **{name: values[name] for name in LimitsConfig.__dataclass_fields__},

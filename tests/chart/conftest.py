@@ -28,6 +28,9 @@ MATRIX: dict[str, dict[str, Any]] = {
         "image": {"repository": "registry.example/octavo-operator", "digest": "sha256:" + "0" * 64},
         "imagePullSecrets": [{"name": "pull"}],
         "models": {
+            "cacheClaim": "models",
+            "hubEndpoint": "https://hub.example",
+            "priorityClassName": "octavo-online",
             "imagePullSecrets": [{"name": "pull"}, {"name": "other"}],
             "proxy": {"address": "http://proxy.example:3128", "except": [".cluster.local", "10.0.0.0/8"]},
         },
@@ -42,6 +45,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "extraArgs": ["--log-level=Debug"],
         "policy": {
             "imagePrefixes": ["registry.example/team", "*"],
+            "filePrefixes": ["/models", "/opt/models"],
             "argumentPrefixes": [],
             "priorityClasses": ["serving", "*"],
             "tolerations": ["dedicated=llm", "example.com/pool", "*"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "octavo"
+[PREVIOUS] = (ROOT / "tests" / "chart" / "previous").glob("octavo-*.tgz")
+"""The chart that was released before this one."""
 SYSTEM = "octavo-life"
 pytestmark = pytest.mark.cluster
 Run = Callable[..., str]
@@ -36,21 +37,6 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             return done.stdout
 
         yield run
-
-
-@pytest.fixture(scope="module")
-def older_chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """This chart as an older release would be: another version, and CRDs that lack a printer column."""
-    folder = tmp_path_factory.mktemp("older") / "octavo"
-    shutil.copytree(CHART, folder)
-    about = folder / "Chart.yaml"
-    about.write_text(about.read_text().replace("version: 0.1.0", "version: 0.0.9", 1))
-    crd = folder / "files" / "crds" / "inferenceservices.yaml"
-    content = yaml.safe_load(crd.read_text())
-    columns = content["spec"]["versions"][0]["additionalPrinterColumns"]
-    columns.pop(next(i for i, column in enumerate(columns) if column["name"] == "Nodes"))
-    crd.write_text(yaml.safe_dump(content))
-    return folder
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> None:
@@ -75,23 +61,40 @@ def columns(life: Run) -> set[str]:
     return {column["name"] for column in crd["spec"]["versions"][0]["additionalPrinterColumns"]}
 
 
-def test_a_model_serves_on_through_upgrade_rollback_and_uninstall(life, older_chart):
+def leaders(life: Run) -> list[str]:
+    """Pods of the operator that say of themselves that they hold the Lease."""
+    holder = life("kubectl", "get", "lease", "octavo-operator", "-n", SYSTEM, "-o", "jsonpath={.spec.holderIdentity}")
+    pods = life("kubectl", "get", "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/name=octavo-operator", "-o", "name")
+    return [pod for pod in pods.split() if holder.startswith(pod.removeprefix("pod/"))]
+
+
+def stored_crd(life: Run) -> Any:
+    """Schema of InferenceServices as the API server has it."""
+    crd = json.loads(life("kubectl", "get", "crd", "inferenceservices.serving.octavo.dev", "-o", "json"))
+    return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+
+
+def test_a_model_serves_on_through_upgrade_rollback_and_uninstall(life):
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     for name in (SYSTEM, "default"):
         document = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": label}}
         life("kubectl", "apply", "-f", "-", stdin=json.dumps(document))
     target = ("-n", SYSTEM, "--wait", "--timeout", "120s")
-    life("helm", "install", "octavo", str(older_chart), *target)
+    life("helm", "install", "octavo", str(PREVIOUS), *target)
     assert "Nodes" not in columns(life)
-    told = life("helm", "test", "octavo", "-n", SYSTEM, "--timeout", "90s")
-    assert "Succeeded" in told
 
     life("kubectl", "apply", "-f", str(ROOT / "examples" / "smollm2-cpu.yaml"))
     until(lambda: len(server_pods(life)) == 1, "the model's pod is ready")
     before = server_pods(life)
 
-    life("helm", "upgrade", "octavo", str(CHART), *target, "--set", "logLevel=Debug")
+    life("helm", "upgrade", "octavo", str(CHART), *target, "--set", "logLevel=Debug,replicas=2")
     assert "Nodes" in columns(life)
+    source = yaml.safe_load((ROOT / "crds" / "inferenceservices.yaml").read_text())["spec"]["versions"][0]
+    wanted = source["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"].keys()
+    assert stored_crd(life)["properties"].keys() == wanted
+    until(lambda: len(leaders(life)) == 1, "one of the two operator pods holds the Lease")
+    told = life("helm", "test", "octavo", "-n", SYSTEM, "--timeout", "90s")
+    assert "Succeeded" in told
     assert server_pods(life) == before
 
     life("helm", "rollback", "octavo", "1", *target)

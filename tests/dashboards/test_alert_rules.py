@@ -16,6 +16,26 @@ from tests.dashboards.rule_series import CASES, Case
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "dashboards" / "rules" / "octavo.rules.yaml"
 RUNBOOKS = ROOT / "docs" / "runbooks"
+WATCHED = {
+    "the KV cache is full and requests queue": "OctavoKVCacheFull",
+    "requests are preempted": "OctavoPreemptions",
+    "first tokens miss their target, fast": "OctavoTimeToFirstTokenBurnFast",
+    "first tokens miss their target, slowly": "OctavoTimeToFirstTokenBurnSlow",
+    "no replica is ready": "OctavoNoReadyReplica",
+    "a rollout is stuck": "OctavoRolloutStuck",
+    "no image runs on the nodes": "OctavoImageUnresolved",
+    "no node fits": "OctavoNodeTypesUnresolved",
+    "slower kernels are in use": "OctavoKernelFallback",
+    "a model can't be fetched": "OctavoFetchFailing",
+    "a calibration fails": "OctavoCalibrationFailing",
+    "an accelerator is waited for": "OctavoWaitingForAccelerator",
+    "scaling is held": "OctavoScalingHeld",
+    "reconciliations fail": "OctavoReconcileErrors",
+    "the operator's queue is old": "OctavoQueueOld",
+    "a service's metrics are absent": "OctavoServiceSilent",
+    "the operator's metrics are absent": "OctavoOperatorAbsent",
+}
+"""What an operator of the system must hear of, and by which alert."""
 
 
 def unit_test(alert: Alert, case: Case, folder: Path) -> Path:
@@ -63,6 +83,24 @@ def test_the_alert_fires_when_it_should_and_is_quiet_when_it_nearly_should(alert
         command = [prometheus_programs["promtool"], "test", "rules", str(unit_test(alert, case, tmp_path))]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"case {number}: {done.stdout}{done.stderr}"
+
+
+def test_whatever_must_be_heard_of_has_an_alert_with_series_that_fire_it_and_near_misses():
+    assert set(WATCHED.values()) <= {alert.name for alert in ALERTS}
+    assert set(CASES) == {alert.name for alert in ALERTS}
+    for name, cases in CASES.items():
+        assert any(case.labels is not None for case in cases), f"nothing fires {name}"
+        assert any(case.labels is None for case in cases), f"nothing nearly fires {name}"
+
+
+@pytest.mark.parametrize("name", [alert.name for alert in ALERTS if "Burn" in alert.name or "Errors" in alert.name])
+def test_a_budget_is_watched_over_two_windows(name):
+    expression = next(alert.expression for alert in ALERTS if alert.name == name)
+    if "ratio_rate" in expression:
+        assert len(set(re.findall(r"ratio_rate(\w+)", expression))) == 2
+        assert len([case for case in CASES[name] if case.labels is None]) >= 3, (
+            "one near miss for each window, one for the level"
+        )
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert():

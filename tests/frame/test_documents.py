@@ -26,9 +26,9 @@ def test_every_folder_of_the_structure_page_exists():
 
 
 def test_every_verb_that_the_documents_name_exists():
-    verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    verbs = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:
-        for verb in re.findall(r"`make ([a-z-]+)", page.read_text()):
+        for verb in re.findall(r"`make ([a-z0-9-]+)", page.read_text()):
             assert verb in verbs, f"{page.name} names 'make {verb}'"
 
 

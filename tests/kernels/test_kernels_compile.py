@@ -5,20 +5,9 @@ and keep. The interpreter, which the other tests choose when Triton is imported,
 processes of its own.
 """
 
-import fcntl
-import os
-import shutil
-import subprocess
-import sys
-import sysconfig
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("triton")
-
-OLDEST = "3.6.0"
-FOLDER = Path(__file__).resolve().parents[2] / ".venv-triton36"
 
 PROGRAM = """
 import sys
@@ -125,44 +114,11 @@ print("compiled")
 CASES = [*((architecture, "attend") for architecture in (75, 80, 86, 89, 90, 100, 120)), (80, "plan"), (90, "hopper")]
 
 
-def compiled_by(python, architecture, kind, folder, *more):
-    # Kernels are read from a file's lines, so the program needs one.
-    program = folder / "compile.py"
-    program.write_text(PROGRAM)
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(FOLDER.parent / "kernels")
-    command = [str(python), str(program), str(architecture), kind, *more]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.endswith("compiled\n")
-
-
-@pytest.fixture(scope="module")
-def oldest_python():
-    """The interpreter of an environment with the oldest Triton, made once for all processes of the tests."""
-    uv = shutil.which("uv")
-    python = FOLDER / "bin" / "python"
-    FOLDER.mkdir(exist_ok=True)
-    with (FOLDER.parent / ".venv-triton36.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (FOLDER / "ready").exists():
-            if uv is None:
-                pytest.skip(f"uv is missing, which installs Triton {OLDEST}")
-            make = [uv, "venv", "-q", "--clear", "-p", sys.executable, str(FOLDER)]
-            fetch = [uv, "pip", "install", "-q", "--python", str(python), "--no-deps", f"triton=={OLDEST}", "numpy<2.3"]
-            for command in (make, fetch):
-                done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-                if done.returncode:
-                    pytest.skip(f"Triton {OLDEST} can't be fetched: {done.stderr.strip()[-200:]}")
-            (FOLDER / "ready").write_text(OLDEST)
-    return python
+@pytest.mark.parametrize(("architecture", "kind"), CASES)
+def test_attention_compiles_without_a_gpu(architecture, kind, compiles):
+    compiles(PROGRAM, architecture, kind)
 
 
 @pytest.mark.parametrize(("architecture", "kind"), CASES)
-def test_attention_compiles_without_a_gpu(architecture, kind, tmp_path):
-    compiled_by(sys.executable, architecture, kind, tmp_path)
-
-
-@pytest.mark.parametrize(("architecture", "kind"), CASES)
-def test_attention_compiles_with_the_oldest_triton(oldest_python, architecture, kind, tmp_path):
-    compiled_by(oldest_python, architecture, kind, tmp_path, sysconfig.get_path("purelib"))
+def test_attention_compiles_with_the_oldest_triton(oldest_python, architecture, kind, compiles):
+    compiles(PROGRAM, architecture, kind, python=oldest_python)

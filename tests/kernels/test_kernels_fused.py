@@ -1,8 +1,8 @@
-"""RMSNorm and SiLU·mul, by torch operations and by Triton, against float64."""
+"""RMSNorm and gated activations, by torch operations and by Triton, against float64."""
 
 import pytest
 import torch
-from octavo_kernels import rms_norm, silu_mul
+from octavo_kernels import gelu_mul, rms_norm, silu_mul
 from octavo_kernels.testing import relative_error
 
 GPU = torch.cuda.is_available()
@@ -47,27 +47,46 @@ def test_rms_norm_normalises_the_sum_and_keeps_it(path, dtype, hidden, with_resi
         assert torch.equal(residual, total)
 
 
+def active(gate, activation):
+    """By the definitions, in float64."""
+    if activation == "silu":
+        return gate / (1 + torch.exp(-gate))
+    if activation == "gelu":
+        return gate * (1 + torch.erf(gate / 2**0.5)) / 2
+    return gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))) / 2
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [8, 1536, 1100])
-def test_silu_mul_gates_without_overflow(path, dtype, columns):
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_activations_gate_without_overflow(path, dtype, columns, activation):
     gate_up = torch.randn(4, 2 * columns).to(dtype)
     gate_up[0, 0], gate_up[1, 0] = -200.0, 200.0
     gate, up = gate_up.double().chunk(2, dim=-1)
-    wanted = gate / (1 + torch.exp(-gate)) * up
+    wanted = active(gate, activation) * up
     out = torch.full((4, columns), float("nan"), dtype=dtype)
     if path == "torch":
-        silu_mul(gate_up, out)
-        torch.testing.assert_close(silu_mul(gate_up), out)
+        options = {} if activation == "silu" else {"approximate": activation == "gelu_tanh"}
+        function = silu_mul if activation == "silu" else gelu_mul
+        function(gate_up, out, **options)
+        torch.testing.assert_close(function(gate_up, **options), out)
     else:
         pytest.importorskip("triton")
-        from octavo_kernels.triton_fused import launch_silu_mul
+        from octavo_kernels.triton_fused import launch_gated
 
         device = "cuda" if GPU else "cpu"
         on_device = out.to(device)
-        launch_silu_mul(gate_up.to(device), on_device)
+        launch_gated(gate_up.to(device), on_device, activation)
         out = on_device.cpu()
     assert relative_error(out, wanted) < TOLERANCE[dtype]
+
+
+def test_a_gated_activation_names_the_tensor_that_does_not_fit():
+    with pytest.raises(ValueError, match=r"gate_up has 7 columns; it must have an even number"):
+        gelu_mul(torch.zeros(2, 7))
+    with pytest.raises(ValueError, match=r"out has shape \[2, 8\]; for this gate_up it must be \[2, 4\]"):
+        gelu_mul(torch.zeros(2, 8), torch.zeros(2, 8))
 
 
 @pytest.mark.gpu

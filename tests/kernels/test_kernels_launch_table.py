@@ -19,6 +19,20 @@ def test_a_table_comes_back_from_its_file_as_it_was(tmp_path):
     assert launch_table.load(tmp_path / "h200.json") == TABLE
 
 
+@pytest.mark.parametrize("table", [TABLE, LaunchTable("cpu", "cpu")])
+def test_a_compact_table_is_one_line_and_reads_the_same(tmp_path, table):
+    text = launch_table.compact(table)
+    (tmp_path / "table.json").write_text(text)
+    assert launch_table.load(tmp_path / "table.json") == table
+    assert "\n" not in text
+
+
+def test_a_table_tells_whether_it_has_a_launch_of_attention_for_a_shape():
+    assert launch_table.serves(TABLE, SHAPE)
+    assert not launch_table.serves(TABLE, replace(SHAPE, head_size=64))
+    assert not launch_table.serves(LaunchTable(rows=(replace(ROW, kernel="skinny", shape={}),)), SHAPE)
+
+
 def test_the_row_that_names_most_of_a_shape_serves_it():
     other = replace(ROW, shape={"group": 4, "head_size": 128, "page_size": 64}, launch={"stages": 2})
     table = TABLE.merged([other])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from octavo_operator.api.placement_section import ImageSection, PlacementSection
 from octavo_operator.cluster.resources import BY_KIND
 from octavo_operator.plan import CatalogueImage, Egress, PlanSettings
 from octavo_operator.plan.admission import accepts_taint
+from octavo_operator.plan.defaults import with_defaults
 from octavo_operator.plan.policy import begins_with, is_reference, refusals, repository, tolerates_only
 
 from tests.operator.test_plan_rollout import SETTINGS, labels, settled, spec
@@ -24,6 +26,7 @@ ALLOWED = PlanSettings(
     priority_classes=("serving",),
     tolerations=("team", "dedicated=llm"),
     resources=("rdma/shared",),
+    file_prefixes=("/models", "/opt/m"),
 )
 DIGEST = "@sha256:" + "0" * 64
 
@@ -123,6 +126,9 @@ def pinned(reference):
         ({"engine": {"extraArgs": ["--max-sequences", "4", "-x"]}}, "-x"),
         ({"image": pinned("r.example.evil.com/team/x:1")}, "r.example.evil.com/team/x:1"),
         ({"image": pinned("r/octavo-server@evil.com/x")}, "no image's name"),
+        ({"model": {"uri": "file:///etc/passwd"}}, "file:///etc/passwd (policy.filePrefixes: /models, /opt/m)"),
+        ({"model": {"uri": "file:///models-of-others/m"}}, "file:///models-of-others/m"),
+        ({"model": {"uri": "file:///models/../etc/m"}}, "file:///models/../etc/m"),
         (placed(priorityClassName="system-node-critical"), "policy.priorityClasses: serving"),
         (placed(priorityClassName="serving-2"), "priorityClassName serving-2"),
         (placed(tolerations=[{"operator": "Exists"}]), "every taint"),
@@ -154,6 +160,8 @@ async def test_what_the_administrator_does_not_allow_starts_nothing_and_says_so(
         {"image": pinned(f"mirror/a/b{DIGEST}")},
         {"image": pinned("r/octavo-server:9-cuda12.8")},
         {"engine": {"extraArgs": ["--max-sequences", "4", "--max-batched-tokens", "-1"]}},
+        {"model": {"uri": "file:///models/m"}},
+        {"model": {"uri": "file:///opt/m"}},
         placed(priorityClassName="serving"),
         placed(
             tolerations=[{"key": "team", "value": "a"}, {"key": "team", "operator": "Exists", "effect": "NoExecute"}]
@@ -165,6 +173,42 @@ async def test_what_the_administrator_does_not_allow_starts_nothing_and_says_so(
 )
 async def test_what_is_allowed_runs(more):
     await settled({"n1": 1}, spec(1, **more), ALLOWED)
+
+
+GIVEN = replace(ALLOWED, cache_claim="store", hub_endpoint="https://hub.example", priority_class="online")
+
+
+def defaulted(**more):
+    return with_defaults(InferenceServiceSpec.model_validate(spec(1, **more)), GIVEN)
+
+
+def test_defaults_reach_what_a_spec_leaves_open_and_nothing_that_it_says():
+    found = defaulted(model={"uri": "hf://a/b"})
+    assert (found.model.cache_claim, found.model.endpoint) == ("store", "https://hub.example")
+    assert found.placement.priority_class_name == "online"
+    own = {"uri": "hf://a/b", "cacheClaim": "mine", "endpoint": "https://other.example"}
+    found = defaulted(model=own, **placed(priorityClassName="serving"))
+    assert (found.model.cache_claim, found.model.endpoint) == ("mine", "https://other.example")
+    assert found.placement.priority_class_name == "serving"
+
+
+@pytest.mark.parametrize(
+    ("uri", "claim"), [("s3://bucket/m", "store"), ("pvc://c/m", None), ("file:///models/m", None)]
+)
+def test_a_default_goes_where_the_field_would_be_taken(uri, claim):
+    found = defaulted(model={"uri": uri}).model
+    assert (found.cache_claim, found.endpoint) == (claim, None)
+
+
+def test_without_defaults_the_spec_is_the_same():
+    plain = InferenceServiceSpec.model_validate(spec(1, model={"uri": "hf://a/b"}))
+    assert with_defaults(plain, ALLOWED) is plain
+
+
+async def test_pods_get_the_default_priority_that_no_user_may_name_and_the_status_has_no_complaint():
+    world, _ = await settled({"n1": 1}, spec(1), GIVEN)
+    assert {pod["spec"].get("priorityClassName") for pod in world.pods()} == {"online"}
+    assert condition(world, "chat", "SpecHonoured")["reason"] == "Honoured"
 
 
 async def test_a_policy_that_becomes_stricter_ends_nothing_and_says_so():

@@ -130,6 +130,64 @@ async def test_wait_seconds_of_zero_replaces_at_once():
     assert served(world) == {"next"}
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("change", "lacks"),
+    [
+        (lambda _world: {"resources": {"requests": {"cpu": "500", "memory": "8Gi"}}}, "cpu"),
+        (lambda _world: {"resources": {"requests": {"cpu": "1", "memory": "9Ti"}}}, "memory"),
+        (lambda world: world.change_node("n1", spec={"unschedulable": True}) or {}, "nodes that are open for pods"),
+    ],
+    ids=["cpu", "memory", "cordon"],
+)
+async def test_what_serves_never_ends_for_a_replica_that_would_find_no_node_even_then(replicas, change, lacks):
+    world, operator = await settled({"n1": replicas}, spec(replicas))
+    body = spec(replicas, name="next")
+    body["placement"] |= change(world)
+    world.user_applies("chat", body)
+    least = []
+    await run(operator, WAIT_TICKS + 20, lambda: least.append(world.ready()))
+    assert min(least) == replicas
+    said = condition(world, "chat", "Progressing")
+    assert (said["status"], said["reason"]) == ("False", "Unschedulable")
+    assert f"too little {lacks};" in said["message"]
+    world.user_applies("chat", spec(replicas))
+    await run(operator, 20)
+    assert condition(world, "chat", "Ready")["status"] == "True", "the way back is open"
+
+
+async def test_a_replica_that_waited_in_vain_gives_way_once_a_node_could_hold_its_successor():
+    world, operator = await settled({"n1": 1}, spec(1))
+    body = spec(1, name="next")
+    body["placement"]["resources"] = {"requests": {"cpu": "100", "memory": "8Gi"}}
+    world.user_applies("chat", body)
+    await run(operator, WAIT_TICKS + 20)
+    assert world.ready() == 1, "the old one serves"
+    assert condition(world, "chat", "Progressing")["reason"] == "Unschedulable"
+    node = world.objects["Node", "", "n1"]
+    world.change_node("n1", status={"allocatable": {**node["status"]["allocatable"], "cpu": "128"}})
+    await run(operator, 40)
+    assert served(world) == {"next"}
+    assert condition(world, "chat", "Ready")["status"] == "True"
+
+
+async def test_a_move_to_a_product_without_a_free_accelerator_ends_nothing_that_serves():
+    products = {"n1": "NVIDIA-H100", "n2": "NVIDIA-H200"}
+    only = [{"products": ["NVIDIA-H100"]}]
+    world, operator = await settled({"n1": 1, "n2": 0}, spec(1, accelerators=only), products=products)
+    world.user_applies("chat", spec(1, accelerators=[{"products": ["NVIDIA-H200"]}]))
+    least = []
+    await run(operator, WAIT_TICKS + 20, lambda: least.append(world.ready()))
+    assert min(least) == 1
+    said = condition(world, "chat", "Progressing")
+    assert said["reason"] == "Unschedulable"
+    assert "nvidia.com/gpu" in said["message"]
+    world.add_node("n3", labels("NVIDIA-H200"), gpu="1")
+    await run(operator, 30)
+    assert [pod["spec"]["nodeName"] for pod in world.pods()] == ["n3"]
+    assert condition(world, "chat", "Ready")["status"] == "True"
+
+
 async def test_a_broken_single_replica_gives_way_at_once():
     world, operator = await settled({"n1": 1}, spec(1))
     [pod] = world.pods()
@@ -267,15 +325,18 @@ async def test_the_operators_counts_are_its_own_and_the_rest_is_steady():
     st.integers(0, 5),
     st.one_of(st.none(), st.integers(0, 1200)),
     st.sampled_from([None, True, False]),
+    st.booleans(),
 )
-def test_auto_never_waits_longer_than_it_says_and_surge_never_gives_way(
-    strategy, replicas, spare, old_ready, waited, before
+def test_auto_waits_no_longer_than_it_says_except_in_vain_and_surge_never_gives_way(
+    strategy, replicas, spare, old_ready, waited, before, in_vain
 ):
     section = RolloutSection.model_validate({"strategy": strategy})
     since = None if waited is None else START - timedelta(seconds=waited)
-    found = surges(section, Scene(replicas, spare, old_ready, since, START), before)
+    found = surges(section, Scene(replicas, spare, old_ready, since, START, in_vain), before)
     if strategy != "Auto":
         assert found == (strategy == "Surge")
+    elif in_vain and old_ready:
+        assert found
     elif waited is not None and waited >= section.wait_seconds:
         assert not found
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from octavo_kernels.launch_table import LaunchRow, load
 from octavo_operator.api.tuning_profile import TuningProfile
-from octavo_operator.plan import CatalogueImage, Facts, PlanSettings, plan
+from octavo_operator.cluster.resources import SERVICES
+from octavo_operator.control.indexes import Indexes
+from octavo_operator.control.reconcile import Reconciler
+from octavo_operator.plan import CatalogueImage, Facts, Plan, PlanSettings, plan
 from octavo_operator.plan import server_contract as contract
 from octavo_server.calibration.choose import BlockResult
 from octavo_server.calibration.command import report
@@ -68,14 +74,23 @@ class Cluster:
         )
         return self.step()
 
-    def block_size(self):
+    def template(self):
         [deployment] = [item for item in self.owned if item["kind"] == "Deployment"]
-        words = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+        return deployment["spec"]["template"]
+
+    def block_size(self):
+        words = self.template()["spec"]["containers"][0]["args"]
         return words[words.index("--block-size") + 1]
 
 
 def result():
     return json.dumps(report(RESULTS, seconds=41))
+
+
+def tuned_result(group_bytes=393216):
+    """32 tokens, with launches of their own."""
+    row = LaunchRow("attention.cpu", {"page_size": 32, "head_size": 64}, {"group_bytes": group_bytes}, 90.0, 99.0)
+    return json.dumps(report([RESULTS[0], BlockResult(32, 90.0, 50.0, (row,), True, 99.0)], seconds=41))
 
 
 def test_nothing_is_measured_before_a_replica_serves_and_then_once():
@@ -246,3 +261,155 @@ def test_a_block_larger_than_what_prompts_share_is_warned_of():
     assert "fewer than 128 tokens" in condition(told, "Tuned")["message"]
     without = Cluster(service(engine={"kvCache": {"blockSize": 128, "prefixCaching": "Disabled"}}))
     assert condition(without.serve(), "Tuned")["reason"] == "Explicit"
+
+
+def test_measured_launches_reach_the_server_as_a_file_and_status_says_what_they_gain(tmp_path):
+    cluster = Cluster(service(rollout={"adopt": "Immediately"}))
+    cluster.serve()
+    assert "--launch-table" not in cluster.template()["spec"]["containers"][0]["args"]
+    cluster.end_calibration(tuned_result())
+    told = cluster.step()
+    template = cluster.template()
+    [container] = template["spec"]["containers"]
+    path = container["args"][container["args"].index("--launch-table") + 1]
+    [mount] = [item for item in container["volumeMounts"] if path.startswith(item["mountPath"] + "/")]
+    [volume] = [item for item in template["spec"]["volumes"] if item["name"] == mount["name"]]
+    [item] = volume["downwardAPI"]["items"]
+    assert path == f"{mount['mountPath']}/{item['path']}"
+    name = item["fieldRef"]["fieldPath"].removeprefix("metadata.annotations['").removesuffix("']")
+    (tmp_path / "table.json").write_text(template["metadata"]["annotations"][name])
+    table = load(tmp_path / "table.json")
+    assert (table.capability, table.rows[0].launch) == ("cpu", {"group_bytes": 393216})
+    assert condition(told, "Tuned")["message"].endswith("; launches 1.10 × the default")
+
+
+def test_other_launches_of_the_same_block_size_are_an_update_that_waits_for_a_rollout():
+    cluster = Cluster(service(rollout={"adopt": "Immediately"}))
+    cluster.serve()
+    cluster.end_calibration(tuned_result())
+    cluster.step()
+    before = cluster.template()
+    cluster.body["spec"]["rollout"] = {"adopt": "NextRollout"}
+    [profile] = cluster.profiles
+    profile["status"]["launchTable"] = json.loads(tuned_result(98304))["launchTable"]
+    told = cluster.step()
+    assert cluster.template() == before, "a profile that changes restarts nothing"
+    assert condition(told, "Tuned")["reason"] == "UpdateAvailable"
+    assert "launch configurations for blockSize 32" in condition(told, "Tuned")["message"]
+    cluster.body["spec"]["model"] = {**cluster.body["spec"]["model"], "servedName": "other"}
+    cluster.step()
+    assert "98304" in str(cluster.template()["metadata"]["annotations"])
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", "3"])
+def test_a_profile_whose_launches_are_no_table_starts_no_server_that_would_refuse_it(text):
+    first = Cluster()
+    first.serve()
+    first.end_calibration(result())
+    first.profiles[0]["status"]["launchTable"] = text
+    other = Cluster(service(), profiles=first.profiles)
+    other.serve()
+    assert other.block_size() == "32"
+    assert "--launch-table" not in other.template()["spec"]["containers"][0]["args"]
+
+
+def test_a_calibration_has_the_priority_that_gives_way_to_replicas():
+    cluster = Cluster(settings=replace(SETTINGS, calibration_priority_class="octavo-calibration"))
+    cluster.serve()
+    [job] = cluster.jobs()
+    assert job["spec"]["template"]["spec"]["priorityClassName"] == "octavo-calibration"
+    assert "priorityClassName" not in cluster.template()["spec"]
+    assert job["spec"]["backoffLimit"] == 0
+    words = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert words[words.index("--budget-seconds") + 1] == "60"
+    assert "activeDeadlineSeconds" not in job["spec"], "it would run while the pod waits for a node"
+
+
+def started(cluster, **status):
+    """A pod of the calibration in a state, and what a plan makes of it after `after` seconds."""
+    [job] = cluster.jobs()
+    meta = {"name": job["metadata"]["name"] + "-x", "namespace": "team"}
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    owners = [{"kind": "Job", "name": job["metadata"]["name"]}]
+    pod = {"metadata": {**meta, "labels": labels, "ownerReferences": owners}, "spec": {"nodeName": "n"}}
+    cluster.pods.append({**pod, "status": {"phase": "Running", **status}})
+
+
+RUNNING = {"containerStatuses": [{"name": "calibrate", "state": {"running": {"startedAt": "2026-01-02T03:04:05Z"}}}]}
+NO_IMAGE = {"containerStatuses": [{"name": "calibrate", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]}
+TAKEN = {"conditions": [{"type": "DisruptionTarget", "status": "True", "message": "preempted by a replica"}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "minutes", "reason", "said"),
+    [
+        (RUNNING, 12, "TookTooLong", "660 s"),
+        (NO_IMAGE, 0, "ImagePullBackOff", "can't start"),
+        (TAKEN, 0, "GaveWay", "preempted by a replica"),
+    ],
+)
+def test_a_calibration_that_hangs_or_gives_way_is_ended_and_told(status, minutes, reason, said):
+    cluster = Cluster()
+    cluster.serve()
+    started(cluster, **status)
+    cluster.now += timedelta(minutes=minutes)
+    cluster.step()
+    assert cluster.jobs() == []
+    [failure] = cluster.profiles[0]["status"]["failures"]
+    assert failure["reason"] == reason
+    assert said in failure["message"]
+    assert said in condition(cluster.step(), "Tuned")["message"]
+
+
+def test_a_calibration_within_its_time_is_left_alone():
+    cluster = Cluster()
+    cluster.serve()
+    started(cluster, **RUNNING)
+    cluster.now += timedelta(minutes=5)
+    cluster.step()
+    assert len(cluster.jobs()) == 1
+    assert "failures" not in cluster.profiles[0]["status"]
+
+
+def test_a_job_that_may_have_no_pod_is_told_with_where_to_look():
+    cluster = Cluster()
+    cluster.serve()
+    [job] = cluster.jobs()
+    job["metadata"]["creationTimestamp"] = "2026-01-02T03:04:05Z"
+    cluster.now += timedelta(minutes=2)
+    cluster.step()
+    [failure] = cluster.profiles[0]["status"]["failures"]
+    assert failure["reason"] == "PodRefused"
+    assert "kubectl describe job" in failure["message"]
+
+
+async def test_services_that_are_reconciled_at_the_same_moment_make_one_calibration():
+    gate, plans = asyncio.Event(), []
+
+    class SlowClient:
+        async def apply(self, _resource, manifest):
+            await gate.wait()
+            return {**manifest, "metadata": {**manifest["metadata"], "uid": "u-p", "resourceVersion": "9"}}
+
+        async def apply_status(self, _resource, item, status):
+            return {**item, "status": status}
+
+    indexes = Indexes()
+    for name in ("one", "two"):
+        meta = {"name": name, "namespace": "team", "uid": f"u-{name}", "resourceVersion": "1"}
+        indexes.store(SERVICES, {"metadata": meta, "spec": {}})
+
+    def planned(given):
+        plans.append([item["metadata"]["annotations"] for item in given.profiles])
+        name = given.service["metadata"]["name"]
+        meta = {"name": "tuned-x", "namespace": "team", "annotations": {contract.CALIBRATING: name}}
+        profile = {"metadata": meta, "kind": "TuningProfile", "spec": {}, "status": {}}
+        return Plan((), {}, prune=False, profiles=() if given.profiles else (profile,))
+
+    reconciler = Reconciler(SlowClient(), indexes, PlanSettings(), lambda: NOW, planned=planned)
+    both = [asyncio.create_task(reconciler.reconcile(("team", name))) for name in ("one", "two")]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*both)
+    assert plans == [[], [{contract.CALIBRATING: "one"}]]
+    assert [item["metadata"]["name"] for item in reconciler.facts(("team", "two")).profiles] == ["tuned-x"]

@@ -9,7 +9,7 @@ import pytest
 from octavo_operator.cluster.resources import PODS, SERVICES
 from octavo_operator.control.indexes import Indexes
 from octavo_operator.plan import CatalogueImage, Facts, PlanSettings
-from octavo_operator.scaling.autoscaler import DESIRED, Autoscaler
+from octavo_operator.scaling.autoscaler import DECISIONS, DESIRED, Autoscaler
 from octavo_operator.scaling.observe import observe, target
 from octavo_operator.scaling.overlay import count_in_force
 from octavo_operator.scaling.policy import Wake
@@ -119,6 +119,7 @@ def test_load_sets_the_count_and_status_says_why():
     assert told(plan, "SpecHonoured")["status"] == "True"
     assert scaled.asked >= 1
     assert DESIRED.labels(*KEY)._value.get() == 2
+    assert sum(item._value.get() for labels, item in DECISIONS._metrics.items() if labels[:2] == KEY) >= 1
 
 
 def test_a_steady_service_is_told_the_same_each_time_and_no_event_comes_again():
@@ -280,6 +281,7 @@ def test_a_service_that_went_leaves_no_series():
     scaled.indexes.remove(SERVICES, service(scaling=RANGE))
     scaled.scaler.decide_all()
     assert KEY not in DESIRED._metrics
+    assert [labels for labels in DECISIONS._metrics if labels[:2] == KEY] == []
 
 
 def test_learned_capacity_reaches_status_when_it_moved():

@@ -26,6 +26,12 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.private: set[str] = set()
+        self.gated: set[str] = set()
+        """These want a token of somebody who was let in; nobody here was."""
+        self.busy: list[str] = []
+        """So many answers are 429, each with this Retry-After."""
+        self.busy_content: list[str] = []
+        """The same for answers of the content server alone."""
         self.served_bytes = 0
         self.failing = False
         self.breaks_after: list[int] = []
@@ -65,6 +71,12 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(500, b"", with_body)
             return
         path = self.path.partition("?")[0].strip("/")
+        with self.server.lock:
+            busy = self.server.busy or (self.server.busy_content if path.startswith("cdn/") else [])
+            wait = busy.pop(0) if busy else ""
+        if wait:
+            self.reply(429, b"", with_body, {"Retry-After": wait})
+            return
         if path.startswith("cdn/"):
             _, owner, name, file = path.split("/", 3)
             told = (path, self.headers.get("authorization", ""), self.headers.get("range", ""))
@@ -75,7 +87,10 @@ class Handler(BaseHTTPRequestHandler):
         parts = path.removeprefix("api/models/").split("/")
         repository = "/".join(parts[:2])
         authorised = self.headers.get("authorization") == "Bearer hf_right"
-        if repository in self.server.private and not authorised:
+        if repository in self.server.gated:
+            told = {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access to this model is restricted"}
+            self.reply(403 if self.headers.get("authorization") else 401, b"", with_body, told)
+        elif repository in self.server.private and not authorised:
             self.reply(401, b"", with_body, {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Invalid username"})
         elif repository not in self.server.repositories:
             self.reply(404, b"", with_body, {"X-Error-Code": "RepoNotFound"})

@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--text", default=" one two three four five six seven eight nine ten")
     parser.add_argument("--ids", default="")
     parser.add_argument("--fail", nargs=2)
+    parser.add_argument("--end", nargs=2, help="reason and message with which a request ends after its second token")
     parser.add_argument("--die-at-start", action="store_true")
     parser.add_argument("--record", default=os.devnull)
     parser.add_argument("--crash-at", type=int, default=0, help="end the process when that many tokens were sent")
@@ -140,6 +141,9 @@ class Engine:
             if stop or entry["done"] >= submit.max_new_tokens:
                 del self.running[request_id]
                 ended.append(Finished(request_id, "stop" if stop else "length", "", token if stop else -1))
+            elif self.arguments.end and entry["done"] == 2:
+                del self.running[request_id]
+                ended.append(Finished(request_id, *self.arguments.end))
         if self.arguments.crash_at and self.sent >= self.arguments.crash_at and self.life <= self.arguments.crashes:
             self.send(Outputs(outputs))
             if self.arguments.hang:

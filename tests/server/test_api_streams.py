@@ -47,6 +47,17 @@ async def test_a_stop_string_across_tokens_is_cut_and_the_engine_hears_how_many_
         assert [entry["kept"] for entry in records(record, "Abort")] == [4, 4]
 
 
+async def test_a_stop_string_ends_nothing_before_min_tokens(scripted: Any) -> None:
+    async with scripted("--text", " one two three one two three") as running:
+        for logprobs in (None, 1):
+            body = {"prompt": "count", "max_tokens": 9, "stop": [" one", " three"], "logprobs": logprobs}
+            for least, text in ((0, ""), (1, " one two"), (3, " one two three"), (4, " one two three one two")):
+                answer = (await running.client.post("/v1/completions", json={**body, "min_tokens": least})).json()
+                assert answer["choices"][0]["text"] == text, least
+                assert answer["choices"][0]["finish_reason"] == "stop"
+                assert answer["usage"]["completion_tokens"] > least
+
+
 async def test_text_that_only_began_like_a_stop_string_arrives_whole(scripted: Any) -> None:
     async with scripted("--text", " one two three") as running:
         body = {"prompt": "count", "max_tokens": 3, "stop": ["three four"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def hub(model_path: Path) -> Iterator[Hub]:
         "org/odd": {**files, "config.json": json.dumps({**CONFIG, "architectures": ["MambaForCausalLM"]}).encode()},
         "org/broken": {**files, "model.safetensors": b"\xff" * 100},
     }
-    hub.private = {"org/private"}
+    hub.private, hub.gated = {"org/private"}, {"org/gated"}
     yield hub
     hub.shutdown()
     thread.join()
@@ -98,6 +99,31 @@ def test_a_hub_that_is_not_there_or_fails_is_unreachable(cli: Any, hub: Hub, tmp
     found = check(cli, hub, tmp_path, "--model", "hf://org/tensors", HF_ENDPOINT="http://127.0.0.1:9")
     assert found["reason"] == "SourceUnreachable"
     assert "127.0.0.1:9" in found["message"]
+
+
+@pytest.mark.parametrize("token", ["", "hf_right"])
+def test_a_gated_model_says_that_access_must_be_asked_for(cli: Any, hub: Hub, tmp_path: Path, token: str) -> None:
+    found = check(cli, hub, tmp_path, "--model", "hf://org/gated", HF_TOKEN=token)
+    assert found["reason"] == "AccessDenied"
+    assert "access must be asked for on the Hub" in found["message"]
+
+
+def test_a_hub_that_limits_its_askers_is_waited_for_as_it_asks(cli: Any, hub: Hub, tmp_path: Path) -> None:
+    hub.busy, hub.busy_content = ["2"], ["1"]
+    begin = time.monotonic()
+    assert check(cli, hub, tmp_path, "--model", "hf://org/one-gguf")["ok"]
+    assert time.monotonic() - begin > 3, "it was asked again sooner than it wished"
+    assert (hub.busy, hub.busy_content) == ([], [])
+
+
+def test_a_hub_that_asks_for_more_patience_than_a_check_has_is_told_with_the_way_out(
+    cli: Any, hub: Hub, tmp_path: Path
+) -> None:
+    hub.busy = ["300"]
+    found = check(cli, hub, tmp_path, "--model", "hf://org/tensors")
+    assert found["reason"] == "SourceUnreachable"
+    assert "HTTP 429, too many requests; it asks to wait 300 s; with a token" in found["message"]
+    assert hub.busy == []
 
 
 def test_fetch_brings_the_files_into_the_folder_and_does_it_once(cli: Any, hub: Hub, tmp_path: Path) -> None:

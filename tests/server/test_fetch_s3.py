@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import boto3
+import httpx
 import pytest
 from moto.server import ThreadedMotoServer
 
+from tests.server.breaking_proxy import BreakingProxy
 from tests.server.hub_server import CONFIG, safetensors
 
 KEY = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
@@ -87,6 +92,88 @@ def test_what_is_not_there_is_told(
     found = json.loads(run(cli, endpoint, tmp_path, "--check", "--model", location).stdout)
     assert (found["ok"], found["reason"]) == (False, reason), found
     assert said in found["message"]
+
+
+def test_connections_that_break_in_the_middle_are_resumed_at_their_byte(
+    cli: Any, endpoint: str, tmp_path: Path, model_path: Path
+) -> None:
+    proxy = BreakingProxy(endpoint)
+    try:
+        proxy.breaks_after = [20_000_000, 3_000_000, 9_000_000]
+        target = tmp_path / "model"
+        done = run(cli, proxy.url, tmp_path, "--model", "s3://models/smol.gguf", "--to", str(target))
+        assert done.returncode == 0, done.stderr
+        assert (target / "smol.gguf").read_bytes() == model_path.read_bytes()
+        assert proxy.broken == 3
+        assert done.stderr.count("going on there") == 3
+        assert proxy.passed_bytes < 1.2 * model_path.stat().st_size, "what had arrived was fetched again"
+    finally:
+        proxy.close()
+
+
+@pytest.fixture
+def strict_endpoint(endpoint: str) -> Iterator[str]:
+    """The same store once it looks at keys, as a real one does."""
+    httpx.post(f"{endpoint}/moto-api/reset-auth", content=b"0").raise_for_status()
+    yield endpoint
+    httpx.post(f"{endpoint}/moto-api/reset-auth", content=b"Infinity").raise_for_status()
+
+
+def test_a_key_that_is_refused_is_told_apart_from_one_that_is_missing(
+    cli: Any, strict_endpoint: str, tmp_path: Path
+) -> None:
+    words = ("fetch", "--check", "--model", "s3://models/org/tiny")
+    refused = json.loads(cli(*words, AWS_ENDPOINT_URL=strict_endpoint, HOME=str(tmp_path), **KEY).stdout)
+    assert (refused["ok"], refused["reason"]) == (False, "AccessDenied"), refused
+    assert "the key is refused by" in refused["message"]
+    assert "InvalidAccessKeyId" in refused["message"]
+
+
+def test_a_key_that_may_not_read_the_bucket_is_told_as_denied(cli: Any, tmp_path: Path) -> None:
+    answer = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    with answering(403, answer) as url:
+        words = ("fetch", "--check", "--model", "s3://models/org/tiny")
+        with_key = json.loads(cli(*words, AWS_ENDPOINT_URL=url, HOME=str(tmp_path), **KEY).stdout)
+        without = json.loads(cli(*words, AWS_ENDPOINT_URL=url, HOME=str(tmp_path)).stdout)
+    assert [with_key["reason"], without["reason"]] == ["AccessDenied"] * 2
+    assert "the key is refused" in with_key["message"]
+    assert "AWS_ACCESS_KEY_ID is not set" in without["message"]
+
+
+@pytest.mark.parametrize(("status", "body"), [(200, b"<html>a web page</html>"), (503, b"busy"), (404, b"nothing")])
+def test_an_endpoint_that_is_no_store_is_told_with_its_address(
+    cli: Any, tmp_path: Path, status: int, body: bytes
+) -> None:
+    with answering(status, body) as url:
+        found = json.loads(run(cli, url, tmp_path, "--check", "--model", "s3://models/org/tiny").stdout)
+    assert found["reason"] in ("SourceUnreachable", "ModelNotFound"), found
+    assert url in found["message"]
+
+
+@contextlib.contextmanager
+def answering(status: int, body: bytes) -> Iterator[str]:
+    """A server that answers everything alike."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def test_a_store_that_is_not_there_is_unreachable(cli: Any, tmp_path: Path) -> None:

@@ -283,6 +283,32 @@ def test_a_fetch_that_was_killed_goes_on_where_it_was(hub: Hub, tmp_path: Path) 
     assert (tmp_path / "model" / "smol.gguf").read_bytes() == hub.repositories["org/one-gguf"]["smol.gguf"]
 
 
+def test_a_fetch_that_waits_for_another_goes_on_where_that_one_died(hub: Hub, tmp_path: Path) -> None:
+    hub.slow_seconds = 0.005
+    words, environment = command(hub, tmp_path, "--connections", "1")
+    holder = subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: hub.served_bytes > 70_000_000 or holder.poll() is not None, 120)
+        log = (tmp_path / "log").open("w")
+        waiting = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=log)
+        try:
+            told = tmp_path / "log"
+            until(lambda: "is being fetched by another process" in told.read_text(), 60)
+            holder.kill()
+            holder.wait()
+            hub.slow_seconds, before = 0.0, hub.served_bytes
+            assert waiting.wait(120) == 0, told.read_text()
+        finally:
+            waiting.kill()
+            log.close()
+    finally:
+        holder.kill()
+    size = len(hub.repositories["org/one-gguf"]["smol.gguf"])
+    assert "64 MiB of it are here already" in told.read_text()
+    assert hub.served_bytes - before < size - 60_000_000
+    assert (tmp_path / "model" / "smol.gguf").read_bytes() == hub.repositories["org/one-gguf"]["smol.gguf"]
+
+
 def test_a_server_without_ranges_is_used_all_the_same(hub: Hub, tmp_path: Path) -> None:
     hub.knows_ranges, hub.breaks_after = False, [2_000_000]
     words, environment = command(hub, tmp_path, "--connections", "2")

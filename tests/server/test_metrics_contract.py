@@ -37,6 +37,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "octavo_event_loop_work_seconds": ("histogram", {"le"}),
     "octavo_build_info": ("gauge", {"version", "attention_backend", "cuda", "driver", "triton", "torch"}),
     "octavo_kernel_fallback": ("gauge", {"reason"}),
+    "octavo_launch_info": ("gauge", {"source"}),
     "vllm:kv_cache_usage_perc": ("gauge", {"model_name"}),
     "vllm:gpu_cache_usage_perc": ("gauge", {"model_name"}),
     "vllm:num_requests_running": ("gauge", {"model_name"}),

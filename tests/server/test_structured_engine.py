@@ -131,8 +131,8 @@ def test_min_tokens_and_ignored_ends_never_leave_a_grammar_without_a_way_on(engi
 
 def test_a_wrong_grammar_ends_its_request_with_the_reason_and_nothing_else(engine: Engine) -> None:
     tokens, ends = run(engine, submit(1, "start: ("), submit(2, regex_grammar("a{3}")), submit(3, lark_grammar("x")))
-    assert {number: end.reason for number, end in ends.items()} == {1: "error", 2: "stop", 3: "error"}
-    assert "grammar" in ends[1].message
+    assert {number: end.reason for number, end in ends.items()} == {1: "grammar", 2: "stop", 3: "grammar"}
+    assert ends[1].message
     assert text(tokens[2]) == "aaa"
 
 
@@ -143,8 +143,8 @@ def test_a_grammar_that_needs_more_than_the_limits_ends_with_an_error_beside_one
 
     monkeypatch.setattr(grammars_module, "LIMITS", LLParserLimits(max_lexer_states=20, verbose_errors=False))
     tokens, ends = run(engine, submit(1, regex_grammar("(a|b)*a(a|b){12}")), submit(2, regex_grammar("z{4}")))
-    assert ends[1].reason == "error"
-    assert "grammar" in ends[1].message
+    assert ends[1].reason == "grammar"
+    assert ends[1].message
     assert text(tokens[2]) == "zz" * 2 or text(tokens[2]) == "zzzz"
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from octavo_server.text.stops import StopMatcher
+from octavo_server.text.stops import StopMatch, StopMatcher
 
 LETTERS = st.text("ab", max_size=30)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
@@ -51,3 +51,11 @@ def test_nothing_is_held_but_what_begins_a_stop_string(text: str, stops: list[st
             return
         held = seen[len(sent) :]
         assert held == "" or any(stop.startswith(held) for stop in stops)
+
+
+def test_the_text_of_the_first_tokens_is_given_out_and_never_looked_at() -> None:
+    matcher = StopMatcher(["ab", "b"], after=2)
+    assert matcher.feed("ab") == StopMatch("ab")
+    assert matcher.feed("") == StopMatch("")
+    assert matcher.feed("a") == StopMatch("")
+    assert matcher.feed("b") == StopMatch("", "ab")

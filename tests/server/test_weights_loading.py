@@ -15,7 +15,7 @@ from octavo_server.engine.messages import SamplingParams, Submit
 from octavo_server.engine.request import make_request
 from octavo_server.engine.runner import Runner
 from octavo_server.engine.scheduler import Scheduler, SchedulerLimits
-from octavo_server.models.decoder import load_decoder
+from octavo_server.models.decoder import _angles, load_decoder
 from octavo_server.weights import ModelError, inspect, open_model
 from safetensors.torch import save_file
 
@@ -36,6 +36,15 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 8.0, "original_max_position_embeddings": 32}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "short_factor": [1.0] * 8,
+    "long_factor": [1.0 + place / 2 for place in range(8)],
 }
 PROMPT = [(7 * place) % 130 for place in range(90)]
 
@@ -80,10 +89,12 @@ def our_logits(folder: Path) -> torch.Tensor:
         ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
         ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}),
         ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
+        ("Llama", {"rope_parameters": YARN}),
+        ("Llama", {"rope_parameters": LONG_ROPE}),
         ("Mistral", {"sliding_window": None}),
         ("Qwen2", {"use_sliding_window": False}),
     ],
-    ids=["llama", "llama3-rope-tied", "biases-and-head-size", "linear-rope", "mistral", "qwen2"],
+    ids=["llama", "llama3-rope-tied", "biases-and-head-size", "linear-rope", "yarn", "longrope", "mistral", "qwen2"],
 )
 def test_logits_of_a_safetensors_model_equal_those_of_transformers(
     tmp_path: Path, kind: str, extra: dict[str, Any]
@@ -117,11 +128,34 @@ def test_a_sliding_window_shortens_the_length_instead_of_changing_the_answer(tmp
 
 
 @pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"type": "yarn", "factor": 4.0}, 256),
+        ({"type": "dynamic", "factor": 2.0}, 512),
+        ({"type": "linear", "factor": 2.0}, 256),
+    ],
+)
+def test_the_longest_text_is_what_the_scaling_of_angles_was_made_for(
+    tmp_path: Path, scaling: dict[str, Any], length: int
+) -> None:
+    assert inspect(str(write_config(tmp_path, rope_scaling=scaling))).max_length == length
+
+
+def test_a_scaling_of_angles_that_means_nothing_is_named_when_the_model_loads(tmp_path: Path) -> None:
+    folder = write_config(tmp_path, rope_scaling={"type": "yarn", "factor": 0.5}, num_hidden_layers=1)
+    with pytest.raises(ModelError, match=r"rotary embedding: factor is 0.5; it must be a number of at least 1"):
+        _angles(inspect(str(folder)), 64, lambda: torch.ones(8))
+
+
+@pytest.mark.parametrize(
     ("changes", "reason", "named"),
     [
         ({"architectures": ["BertModel"]}, "ArchitectureUnsupported", "LlamaForCausalLM"),
         ({"hidden_act": "gelu"}, "ArchitectureUnsupported", "gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "ArchitectureUnsupported", "yarn"),
+        ({"rope_scaling": {"rope_type": "mrope", "factor": 4.0}}, "ArchitectureUnsupported", "mrope"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "ModelUnreadable", "factor is missing"),
         ({"num_key_value_heads": 3}, "ArchitectureUnsupported", "3 KV heads"),
         ({"quantization_config": {"quant_method": "awq"}}, "FormatUnsupported", "awq"),
         ({"hidden_size": None}, "ModelUnreadable", "config.json"),

@@ -57,3 +57,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 images:
 {{ toYaml $images }}
 {{- end -}}
+
+{{/* Priority class of calibrations; empty where the chart makes nothing outside of namespaces and none is named. */}}
+{{- define "octavo.calibrationPriority" -}}
+{{- $class := .Values.calibration.priorityClass }}
+{{- if $class.name }}
+{{- $class.name }}
+{{- else if and (ne .Values.calibration.where "Off") (or (not .Values.watchNamespaces) .Values.nodes.access) }}
+{{- printf "%s-calibration" (include "octavo.fullname" .) }}
+{{- end }}
+{{- end }}

@@ -1,22 +1,18 @@
-"""Conditions of all services as series: one per service and condition type, gone with the service."""
+"""What is read of a service's status as series: one per condition, one per node type in use."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
-from typing import Any
-
-from prometheus_client import Gauge
 
 from octavo_operator.status.conditions import ORDER
 from octavo_operator.status.reasons import REASONS
 
+from .live_series import Labels, Object
+
 OTHER = "Other"
 """In the place of reasons that programs and the API server word themselves: their number has no bound."""
-Labels = tuple[str, str, str, str, str]
 
 
-def labels_of(service: Mapping[str, Any]) -> set[Labels]:
-    """(namespace, service, type, status, reason) of each condition."""
+def conditions_of(service: Object) -> dict[Labels, float]:
+    """1 by (namespace, service, type, status, reason) for each condition."""
     meta = service["metadata"]
     return {
         (
@@ -25,24 +21,24 @@ def labels_of(service: Mapping[str, Any]) -> set[Labels]:
             str(item["type"]),
             str(item["status"]),
             item["reason"] if item["reason"] in REASONS else OTHER,
-        )
+        ): 1.0
         for item in (service.get("status") or {}).get("conditions") or ()
         if item["type"] in ORDER
     }
 
 
-class ConditionSeries:
-    """Keeps a gauge equal to the conditions that hold now."""
-
-    def __init__(self, gauge: Gauge) -> None:
-        self._gauge = gauge
-        self._shown: set[Labels] = set()
-
-    def show(self, services: Iterable[Mapping[str, Any]]) -> None:
-        """Series of conditions that no longer hold, and of services that are gone, are removed."""
-        wanted = {labels for service in services for labels in labels_of(service)}
-        for labels in self._shown - wanted:
-            self._gauge.remove(*labels)
-        for labels in wanted - self._shown:
-            self._gauge.labels(*labels).set(1)
-        self._shown = wanted
+def node_types_of(service: Object) -> dict[Labels, float]:
+    """Wanted replicas by (namespace, service, node_type, product, image, mode, block_size)."""
+    meta = service["metadata"]
+    return {
+        (
+            str(meta["namespace"]),
+            str(meta["name"]),
+            str(item["name"]),
+            str(item.get("product") or ""),
+            str(item.get("image") or ""),
+            str(item.get("imageMode") or ""),
+            str(item.get("blockSize") or 0),
+        ): float(item.get("replicas") or 0)
+        for item in (service.get("status") or {}).get("nodeTypes") or ()
+    }

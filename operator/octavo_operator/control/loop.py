@@ -24,10 +24,11 @@ from octavo_operator.scaling.autoscaler import Autoscaler
 from octavo_operator.scaling.leaving import DeletionCosts
 from octavo_operator.settings import Settings, SettingsError
 
-from .condition_series import ConditionSeries
+from .condition_series import conditions_of, node_types_of
 from .health import Health, serve
 from .indexes import Indexes, Key
 from .listing import Relister, first_fill
+from .live_series import LiveSeries
 from .progress import ProgressWatch
 from .queue import WorkQueue
 from .reconcile import Reconciler
@@ -51,13 +52,18 @@ def plan_settings(settings: Settings) -> PlanSettings:
         settings.images,
         reads_nodes=settings.nodes_access,
         image_prefixes=settings.image_prefixes,
+        file_prefixes=settings.file_prefixes,
         argument_prefixes=settings.argument_prefixes,
+        cache_claim=settings.cache_claim,
+        hub_endpoint=settings.hub_endpoint,
+        priority_class=settings.priority_class,
         priority_classes=settings.priority_classes,
         tolerations=settings.tolerations,
         resources=settings.resources,
         gateway_namespace=settings.gateway_namespace,
         calibration=settings.calibration,
         calibration_seconds=settings.calibration_seconds,
+        calibration_priority_class=settings.calibration_priority_class,
         egress=settings.egress,
         pull_secrets=settings.pull_secrets,
         proxy=settings.proxy,
@@ -110,9 +116,13 @@ def failing_calibrations(profiles: Iterable[Mapping[str, Any]]) -> int:
 
 
 async def _gauges(indexes: Indexes, queue: WorkQueue[Key]) -> None:
-    series = ConditionSeries(metrics.SERVICE_CONDITION)
+    live = (
+        LiveSeries(metrics.SERVICE_CONDITION, conditions_of),
+        LiveSeries(metrics.NODE_TYPE_REPLICAS, node_types_of),
+    )
     while True:
-        series.show(indexes.all(SERVICES.kind))
+        for series in live:
+            series.show(indexes.all(SERVICES.kind))
         metrics.CALIBRATIONS_FAILING.set(failing_calibrations(indexes.all(PROFILES.kind)))
         metrics.QUEUE_DEPTH.set(queue.depth())
         metrics.QUEUE_AGE_SECONDS.set(queue.oldest_seconds())

@@ -46,6 +46,9 @@ class Reconciler:
         self._ask, self._relist, self._planned, self._prepare = ask, relist, planned, prepare
         self._recorder = Recorder(client)
         self._contested: dict[tuple[str, str], tuple[str, float]] = {}
+        # TuningProfiles that were planned and are on their way to the API server: services that are reconciled
+        # meanwhile see whose turn it is, and one calibration runs per profile.
+        self._claims: dict[Key, Object] = {}
 
     def facts(self, key: Key) -> Facts | None:
         """What the indexes hold about the service; None when it is gone or going."""
@@ -59,11 +62,18 @@ class Reconciler:
             self._indexes.owned(key, service["metadata"]["uid"]),
             self._indexes.pods(key),
             claims=self._indexes.all(CLAIMS.kind, key[0]),
-            profiles=self._indexes.all(PROFILES.kind, key[0]),
+            profiles=self._profiles(key[0]),
             known_views=self._indexes.views(),
             known_classes=self._indexes.classes(),
             known_usage=self._indexes.usage(),
         )
+
+    def _profiles(self, namespace: str) -> list[Object]:
+        known = self._indexes.all(PROFILES.kind, namespace)
+        if not self._claims:
+            return known
+        claimed = [item for key, item in self._claims.items() if key[0] == namespace]
+        return list({item["metadata"]["name"]: item for item in (*known, *claimed)}.values())
 
     async def reconcile(self, key: Key) -> float | None:
         """Returns seconds after which to come again, if time alone changes the plan; raises ApiError."""
@@ -71,6 +81,16 @@ class Reconciler:
         if facts is None:
             return None
         wanted = self._planned(facts)
+        claims = {(item["metadata"]["namespace"], item["metadata"]["name"]): item for item in wanted.profiles}
+        self._claims |= claims
+        try:
+            return await self._bring(facts, wanted)
+        finally:
+            for claim in claims:
+                self._claims.pop(claim, None)
+
+    async def _bring(self, facts: Facts, wanted: Plan) -> float | None:
+        """Makes the plan true; as reconcile."""
         if wanted.seed_replicas is not None:
             self._keep(await self._client.seed_replicas(SERVICES, facts.service, wanted.seed_replicas))
         if self._prepare is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from octavo_operator.api.engine_section import BLOCK_SIZES_TOKENS
@@ -19,6 +20,11 @@ from .stranded import unschedulable_since
 
 WAIT_FOR_NODE_SECONDS = 120.0
 """A calibration that finds no node by then gives way: replicas come first."""
+WAIT_FOR_POD_SECONDS = 60.0
+"""Within which a Job has a pod, or something does not let it have one."""
+OVERTIME_SECONDS = 600.0
+"""Beyond its budget a calibration may take so long to start Python and to compile its first kernels."""
+_WAITING_FAULTS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerError")
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,9 @@ def calibration_job(
         "volumes": volumes,
     }
     place(pod, spec.placement, node_type.key)
+    if facts.settings.calibration_priority_class:
+        # Below every replica: one that needs the place takes it.
+        pod["priorityClassName"] = facts.settings.calibration_priority_class
     template = {"metadata": {"labels": labels}, "spec": pod}
     return owned(facts, "batch/v1", "Job", name, labels=labels, spec={"backoffLimit": 0, "template": template})
 
@@ -95,18 +104,55 @@ def read_calibration(facts: Facts, job: Manifest) -> CalibrationResult | None:
         for pod in facts.pods
         if any(o.get("name") == name and o.get("kind") == "Job" for o in pod["metadata"].get("ownerReferences") or ())
     ]
-    for pod in pods:
-        for container in pod.get("status", {}).get("containerStatuses") or ():
-            ended = container.get("state", {}).get("terminated")
-            if ended is not None:
-                return _ended(ended)
-        since = unschedulable_since(pod)
-        if since is not None and (facts.now - since).total_seconds() > WAIT_FOR_NODE_SECONDS:
-            return CalibrationResult(None, "NoFreeNode", f"no node was free for {WAIT_FOR_NODE_SECONDS:.0f} s")
+    ended = [result for pod in pods if (result := _pod_ended(facts, pod)) is not None]
+    if ended:
+        return next((result for result in ended if result.found is not None), ended[0])
     done = {c["type"] for c in job.get("status", {}).get("conditions") or () if c.get("status") == "True"}
     if done & {"Failed", "Complete"}:
         return CalibrationResult(None, "CalibrationFailed", "the calibration ended and its pod is gone")
+    made = job["metadata"].get("creationTimestamp")
+    if not pods and made and _age(facts, made) > WAIT_FOR_POD_SECONDS:
+        why = (
+            f"no pod was made for the Job {name}; an admission rule, a quota or a missing priority class may refuse it"
+        )
+        return CalibrationResult(None, "PodRefused", f"{why}: kubectl describe job {name}")
     return None
+
+
+def _pod_ended(facts: Facts, pod: Manifest) -> CalibrationResult | None:
+    """How a calibration's pod ended or why it never will; None while it runs."""
+    status = pod.get("status", {})
+    taken = next((c for c in status.get("conditions") or () if c.get("type") == "DisruptionTarget"), None)
+    for container in status.get("containerStatuses") or ():
+        state = container.get("state", {})
+        ended, running, waiting = state.get("terminated"), state.get("running"), state.get("waiting") or {}
+        if ended is not None:
+            result = _ended(ended)
+            return _displaced(taken) if result.found is None and taken is not None else result
+        if waiting.get("reason") in _WAITING_FAULTS:
+            message = f"the pod can't start: {waiting.get('message') or waiting['reason']}"
+            return CalibrationResult(None, str(waiting["reason"]), message)
+        budget = facts.settings.calibration_seconds + OVERTIME_SECONDS
+        if running is not None and running.get("startedAt") and _age(facts, running["startedAt"]) > budget:
+            message = (
+                f"it did not end within {budget:.0f} s (calibration.seconds and {OVERTIME_SECONDS:.0f} s for compiling)"
+            )
+            return CalibrationResult(None, "TookTooLong", message)
+    if taken is not None and taken.get("status") == "True":
+        return _displaced(taken)
+    since = unschedulable_since(pod)
+    if since is not None and (facts.now - since).total_seconds() > WAIT_FOR_NODE_SECONDS:
+        return CalibrationResult(None, "NoFreeNode", f"no node was free for {WAIT_FOR_NODE_SECONDS:.0f} s")
+    return None
+
+
+def _displaced(condition: Manifest) -> CalibrationResult:
+    """Somebody else needed the place: a replica, a drain of the node."""
+    return CalibrationResult(None, "GaveWay", f"it gave way: {condition.get('message') or condition.get('reason', '')}")
+
+
+def _age(facts: Facts, since: str) -> float:
+    return (facts.now - datetime.fromisoformat(since.replace("Z", "+00:00"))).total_seconds()
 
 
 def _ended(state: Manifest) -> CalibrationResult:

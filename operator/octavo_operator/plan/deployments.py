@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,10 +12,11 @@ from octavo_operator.status.pods import is_ready
 
 from . import server_contract as contract
 from .facts import Facts, Manifest
+from .inventory import room, scarce, without
 from .node_types import KnownType, NodeType, TypeKey
 from .objects import owned
 from .pod_template import Replica, render, spec_inputs
-from .rollout import Scene, is_server, label_of, surges, waits_since
+from .rollout import Scene, has_place, is_server, label_of, surges, waits_since
 
 KEPT_REVISIONS = 3
 
@@ -183,12 +184,35 @@ class Rolling:
     """Since when a new pod has been waiting for a node while the old ones stay for it."""
     leaves_gap: bool = False
     """Whether its only replica ends before the new one starts."""
+    in_vain: str = ""
+    """What no node has enough of for the new pod, also if the old ones ended; they serve on."""
+
+
+def lacking(facts: Facts, nodes: Sequence[str], pod_spec: Manifest, leaving: Iterable[Manifest]) -> str:
+    """What keeps a pod from every one of these nodes even if the service's pods that leave had ended; empty where it
+    would fit, or where nothing is known of nodes."""
+    views = [facts.views_by_name[name] for name in nodes]
+    ending = [pod for pod in facts.pods if pod["metadata"].get("deletionTimestamp")]
+    usage = without(facts.usage, [*leaving, *ending])
+    if not views or room(views, usage, pod_spec):
+        return ""
+    if not any(view.is_open for view in views):
+        return "nodes that are open for pods"
+    return ", ".join(scarce(views, usage, pod_spec)) or "all that it asks for on one node"
 
 
 def deployment(
-    facts: Facts, spec: InferenceServiceSpec, template: Template, count: int, spare: int
+    facts: Facts,
+    spec: InferenceServiceSpec,
+    template: Template,
+    count: int,
+    spare: int,
+    nodes: Sequence[str] = (),
 ) -> tuple[Manifest, Rolling]:
-    """The Deployment of a node type with a pod template, and how it rolls over to it."""
+    """The Deployment of a node type with a pod template, and how it rolls over to it.
+
+    nodes: names of the nodes that its pods may use, as far as they are known.
+    """
     name, label = facts.service["metadata"]["name"], template.label
     live = facts.owned_of("Deployment").get(deployment_name(name, label))
     here = [pod for pod in facts.pods if is_server(pod) and label_of(pod, contract.NODE_TYPE_LABEL) == label]
@@ -199,7 +223,10 @@ def deployment(
     begins = live is None or template_label(live) != template.name
     update = {} if live is None or begins else live.get("spec", {}).get("strategy", {}).get("rollingUpdate") or {}
     before = None if "maxSurge" not in update else update["maxSurge"] == 1
-    surge = surges(spec.rollout, Scene(count, spare, sum(map(is_ready, old)), waiting, facts.now), before)
+    seeking = bool(old) and not spare and sum(map(has_place, new)) < count
+    lacks = lacking(facts, nodes, template.pod.get("spec", {}), old) if seeking else ""
+    scene = Scene(count, spare, sum(map(is_ready, old)), waiting, facts.now, bool(lacks))
+    surge = surges(spec.rollout, scene, before)
     selector = {
         contract.SERVICE_LABEL: name,
         contract.ROLE_LABEL: contract.ROLE_SERVER,
@@ -220,4 +247,4 @@ def deployment(
     labels = {contract.ROLE_LABEL: contract.ROLE_SERVER, contract.NODE_TYPE_LABEL: label}
     made = owned(facts, "apps/v1", "Deployment", deployment_name(name, label), labels=labels, spec=body)
     gap = not surge and count == 1 and bool(old or (begins and live is not None))
-    return made, Rolling(waiting if surge else None, gap)
+    return made, Rolling(waiting if surge else None, gap, lacks if surge else "")

@@ -98,6 +98,8 @@ class PlanSettings:
     """Whether the operator may read Nodes."""
     image_prefixes: tuple[str, ...] = ()
     """What a pinned image may begin with, beside the repositories of the catalogue's images."""
+    file_prefixes: tuple[str, ...] = ("*",)
+    """Folders of the image in which a model with file:// may lie."""
     argument_prefixes: tuple[str, ...] = SAFE_ARGUMENTS
     """What a flag of engine.extraArgs may begin with."""
     priority_classes: tuple[str, ...] = ()
@@ -106,12 +108,20 @@ class PlanSettings:
     """Taints that a service may tolerate, as `key` or `key=value`, beside those of accelerators."""
     resources: tuple[str, ...] = ()
     """Resources that a service may ask for beside CPU, memory, storage and its accelerators."""
+    cache_claim: str = ""
+    """Claim that keeps fetched files where model.cacheClaim is not set; each namespace with services holds its own."""
+    hub_endpoint: str = ""
+    """Mirror of the Hub where model.endpoint is not set."""
+    priority_class: str = ""
+    """Priority class of model pods where placement.priorityClassName is not set."""
     gateway_namespace: str | None = None
     """Namespace whose pods may send requests to models."""
     calibration: str = "Off"
     """Where block sizes are measured: Off, Accelerators, or All (also on CPUs)."""
     calibration_seconds: int = 300
     """Time that a calibration may measure."""
+    calibration_priority_class: str = ""
+    """Priority class of calibrations, below that of every replica; empty = the cluster's default."""
     egress: tuple[Egress, ...] = ()
     """Where pods that fetch a model may connect to, beside TCP 443 anywhere."""
     pull_secrets: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from .deployments import (
     Template,
     choose_template,
     deployment,
+    lacking,
     revision_name,
     revisions,
     stored_templates,
@@ -31,7 +32,7 @@ from .model_source import is_fetched
 from .node_types import NodeType
 from .pod_template import Replica
 from .resolution import Resolution
-from .rollout import Scene, gives_way_at, hand_over, is_server, label_of, surges, waits_since
+from .rollout import Scene, gives_way_at, hand_over, has_place, is_server, label_of, surges, waits_since
 from .spread import spread
 from .stranded import movable, stranded
 from .tuning import Measured
@@ -52,6 +53,8 @@ class Fleet:
     waits_until: datetime | None = None
     """When a rollout that waits for an accelerator gives way; None while none waits."""
     leaves_gap: bool = False
+    in_vain: str = ""
+    """What a new replica lacks on every node, also if the old ones ended; empty while none waits in vain."""
     newer_sizes: tuple[str, ...] = ()
     """Block sizes that a new rollout would take, with their reason."""
     room: Mapping[str, int] = field(default_factory=dict)
@@ -68,8 +71,10 @@ class _Draft:
     shown: list[TypeInUse] = field(default_factory=list)
     rollings: list[Rolling] = field(default_factory=list)
 
-    def add(self, template: Template, count: int, spare: int, shown: TypeInUse | None) -> None:
-        made, rolling = deployment(self.facts, self.spec, template, count, spare)
+    def add(
+        self, template: Template, count: int, spare: int, shown: TypeInUse | None, nodes: Sequence[str] = ()
+    ) -> None:
+        made, rolling = deployment(self.facts, self.spec, template, count, spare, nodes)
         self.manifests.append(made)
         self.rollings.append(rolling)
         if shown is not None and count:
@@ -160,12 +165,16 @@ def plan_fleet(
         image = node_type.choice.image
         assert image is not None, "a resolved type has an image"
         size, reason = choose_block_size(spec.engine.kv_cache.block_size, spec.engine.runtime, known.get(label))
-        fresh = Replica(service, spec, node_type, image.image, size, fetcher, facts.settings.proxy)
+        measured = known.get(label)
+        table = measured.launch_table if measured is not None and measured.block_size_tokens == size else ""
+        fresh = Replica(service, spec, node_type, image.image, size, fetcher, table, facts.settings.proxy)
         templates[label] = choose_template(facts, spec, node_type, fresh)
         why[label] = reason
         if int(templates[label].inputs.get("blockSize", 0)) != size:
             newer_sizes[label] = f"blockSize {size} – {reason}"
             why[label] = f"as it was chosen first; {size} at the next rollout: {reason}"[:256]
+        elif templates[label].inputs.get("launchTable", "") != table:
+            newer_sizes[label] = f"launch configurations for blockSize {size} – {reason}"
     spare = {
         label: room(
             [facts.views_by_name[name] for name in node_type.nodes], facts.usage, templates[label].pod.get("spec", {})
@@ -179,7 +188,8 @@ def plan_fleet(
         due = min(due or LOOK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS)
     kept = movable(kept, waiting, spare)
     leaving = {label: count for label, count in running.items() if label not in kept}
-    staying, wanted = _hand_over(draft, kept, leaving, sum(spare.values()), total, may_go=bool(types))
+    takers = [(item.nodes, templates[label].pod.get("spec", {})) for label, item in types.items()]
+    staying, wanted = _hand_over(draft, kept, leaving, sum(spare.values()), total, takers)
     # At one price the order of the types decides, so that whole accelerators come before slices.
     cost = {item.label: rank for rank, item in enumerate(resolution.types)}
     shares = spread(wanted, kept, spare, cost)
@@ -188,9 +198,8 @@ def plan_fleet(
         if label in types:
             count = shares.get(label, 0)
             if count or (label in live and (running[label] or label in with_pods)):
-                draft.add(
-                    templates[label], count, spare[label], _shown(types[label], templates[label], count, why[label])
-                )
+                shown = _shown(types[label], templates[label], count, why[label])
+                draft.add(templates[label], count, spare[label], shown, types[label].nodes)
         elif label in resolution.held:
             draft.keep(live[label], shares.get(label, 0), current=True)
         elif staying.get(label) or running[label] or label in with_pods:
@@ -205,13 +214,21 @@ def plan_fleet(
 
 
 def _hand_over(
-    draft: _Draft, kept: dict[str, int], leaving: dict[str, int], spare: int, total: int, *, may_go: bool
+    draft: _Draft,
+    kept: dict[str, int],
+    leaving: dict[str, int],
+    spare: int,
+    total: int,
+    takers: Sequence[tuple[Sequence[str], Manifest]],
 ) -> tuple[dict[str, int], int]:
-    """(replicas by type that is left, replicas wanted on the others); they stay while no type takes over."""
+    """(replicas by type that is left, replicas wanted on the others); they stay while no type takes over.
+
+    takers: nodes and pod of each type that may take over.
+    """
     facts, leaves = draft.facts, sum(leaving.values())
     if not leaves:
         return {}, total
-    if not may_go:
+    if not takers:
         return leaving, max(0, total - leaves)
     servers = [pod for pod in facts.pods if is_server(pod)]
     left = [pod for pod in servers if label_of(pod, contract.NODE_TYPE_LABEL) in leaving]
@@ -225,10 +242,14 @@ def _hand_over(
         before = True
     elif leaves + ready < total and taking:
         before = False
-    surge = surges(draft.spec.rollout, Scene(total, spare, sum(map(is_ready, left)), waiting, facts.now), before)
+    seeking = not spare and sum(map(has_place, taking)) < total
+    lacks = [lacking(facts, nodes, pod, left) for nodes, pod in takers] if seeking else []
+    in_vain = lacks[0] if lacks and all(lacks) else ""
+    scene = Scene(total, spare, sum(map(is_ready, left)), waiting, facts.now, bool(in_vain))
+    surge = surges(draft.spec.rollout, scene, before)
     stay, wanted = hand_over(total, leaves, ready, surge)
     if surge and waiting is not None:
-        draft.rollings.append(Rolling(waiting, False))
+        draft.rollings.append(Rolling(waiting, False, in_vain))
     if not surge and total == 1 and not stay:
         draft.rollings.append(Rolling(None, not ready))
     return spread(stay, leaving, {}, {}), wanted
@@ -242,7 +263,10 @@ def _finished(
         facts.owned_of("ControllerRevision")
     )
     waits = [rolling.waits_since for rolling in draft.rollings if rolling.waits_since is not None]
-    until = gives_way_at(draft.spec.rollout, min(waits)) if waits else None
+    in_vain = next((rolling.in_vain for rolling in draft.rollings if rolling.in_vain), "")
+    until = gives_way_at(draft.spec.rollout, min(waits)) if waits and not in_vain else None
+    if in_vain:
+        due = min(due or LOOK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS)
     due_times = [] if due is None else [due]
     if until is not None and draft.spec.rollout.strategy == RolloutStrategy.AUTO:
         due_times.append(max(0.1, (until - facts.now).total_seconds()))
@@ -253,4 +277,5 @@ def _finished(
         min(due_times, default=None),
         until,
         any(rolling.leaves_gap for rolling in draft.rollings),
+        in_vain,
     )

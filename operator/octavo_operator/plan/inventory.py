@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .accelerators import AcceleratorFacts, has_accelerator, read_accelerators
@@ -103,6 +103,25 @@ def usage_of(pods: Iterable[Manifest]) -> dict[str, dict[str, int]]:
         for name, amount in requests_of(pod["spec"]).items():
             taken[name] = taken.get(name, 0) + amount
     return usage
+
+
+def without(usage: Mapping[str, Amounts], pods: Iterable[Manifest]) -> dict[str, Amounts]:
+    """What would be taken from each node if these pods had ended."""
+    left: dict[str, Amounts] = dict(usage)
+    for name, amounts in usage_of(pods).items():
+        taken = left.get(name, {})
+        left[name] = {resource: taken.get(resource, 0) - amounts.get(resource, 0) for resource in {*taken, *amounts}}
+    return left
+
+
+def scarce(nodes: Sequence[NodeView], usage: Mapping[str, Amounts], pod_spec: Manifest) -> list[str]:
+    """Resources of which no open node has enough left for one such pod; empty where they lack on different nodes."""
+    found = []
+    for name, amount in sorted(requests_of(pod_spec).items()):
+        left = [node.allocatable.get(name, 0) - usage.get(node.name, {}).get(name, 0) for node in nodes if node.is_open]
+        if amount and max(left, default=0) < amount:
+            found.append(name)
+    return found
 
 
 def room(nodes: Iterable[NodeView], usage: Mapping[str, Amounts], pod_spec: Manifest) -> int:

@@ -18,6 +18,7 @@ from octavo_operator.status.projection import View, project
 
 from . import objects
 from . import server_contract as contract
+from .defaults import with_defaults
 from .deployments import known_types
 from .drift import stamped
 from .facts import CatalogueImage, Event, Facts, Manifest, Plan, PlanSettings
@@ -122,7 +123,7 @@ def _resolve(facts: Facts, spec: InferenceServiceSpec, pinned: CatalogueImage | 
 def resolution_of(facts: Facts) -> tuple[NodeType, ...]:
     """Node types that a service's placement admits now; empty for a malformed object."""
     try:
-        spec = InferenceService.parse(facts.service).spec
+        spec = with_defaults(InferenceService.parse(facts.service).spec, facts.settings)
     except ValidationError:
         return ()
     return _resolve(facts, spec, _pinned(spec)).types
@@ -189,9 +190,14 @@ def _tuned(
 
 def _waiting(spec: InferenceServiceSpec, fleet: Fleet) -> str:
     """What a rollout waits for; empty when it does not wait."""
+    products = ", ".join(dict.fromkeys(item.product for item in fleet.types if item.current)) or "node"
+    if fleet.in_vain:
+        return (
+            f"no node of type {products} could hold the new replica, also if an old one ended: too little "
+            f"{fleet.in_vain}; the old ones serve on; lower placement.resources or engine.parallelism, or add a node"
+        )
     if fleet.waits_until is None:
         return ""
-    products = ", ".join(dict.fromkeys(item.product for item in fleet.types if item.current)) or "node"
     if spec.rollout.strategy == RolloutStrategy.SURGE:
         return f"the new replica waits for a free {products}; the old ones serve on (rollout.strategy Surge)"
     until = timestamp(fleet.waits_until)
@@ -204,15 +210,17 @@ def _waiting(spec: InferenceServiceSpec, fleet: Fleet) -> str:
 def plan(facts: Facts) -> Plan:
     """The objects, status and events of one service; errors of the spec become conditions, never exceptions."""
     try:
-        spec = InferenceService.parse(facts.service).spec
+        asked = InferenceService.parse(facts.service).spec
     except ValidationError as error:
         return _malformed(facts, error)
     service, settings = facts.service["metadata"]["name"], facts.settings
+    # What the administrator gives needs no leave of the administrator.
+    honoured, runnable = _support(asked, settings)
+    spec = with_defaults(asked, settings)
     before = facts.service.get("status") or {}
     live = facts.owned_of("Deployment")
     scaling = _scaling(spec, sum(int(item["spec"].get("replicas", 0)) for item in live.values()))
     pinned = _pinned(spec)
-    honoured, runnable = _support(spec, settings)
     resolution = _resolve(facts, spec, pinned)
     verdicts = [honoured, *_node_verdicts(facts, resolution)]
     manifests = [objects.service_account(facts), objects.service(facts), objects.disruption_budget(facts)]
@@ -255,6 +263,7 @@ def plan(facts: Facts) -> Plan:
             _waiting(spec, fleet),
             refused_pods(live.values()),
             fleet.leaves_gap,
+            "Unschedulable" if fleet.in_vain else "WaitingForAccelerator",
         )
     )
     news = tuple(Event(*item) for item in transitions(before.get("conditions") or (), status["conditions"]))

@@ -39,6 +39,8 @@ class Replica:
     block_size_tokens: int
     fetch_image: str = ""
     """Octavo's image that fetches the model for another runtime; empty = the same as `image`."""
+    launch_table: str = ""
+    """Measured launch configurations of this block size, as the server's --launch-table reads them; empty = none."""
     proxy: tuple[tuple[str, str], ...] = ()
     """The administrator's, taken up at the next rollout: no input, so that a change of it restarts nothing."""
 
@@ -50,7 +52,8 @@ class Replica:
             "blockSize": self.block_size_tokens,
             "nodeType": self.node_type.key.named(),
         }
-        return {**found, "fetchImage": self.fetch_image} if self.fetch_image else found
+        optional = {"fetchImage": self.fetch_image, "launchTable": self.launch_table}
+        return {**found, **{name: value for name, value in optional.items() if value}}
 
     def name(self) -> str:
         """10 hex digits of the inputs."""
@@ -84,6 +87,20 @@ def shared_memory(replica: Replica) -> tuple[list[Manifest], list[Manifest]]:
     return [volume], [{"name": "shm", "mountPath": "/dev/shm"}]
 
 
+def launch_table_volume(replica: Replica) -> tuple[list[Manifest], list[Manifest]]:
+    """(volumes, mounts) of the file with launch configurations.
+
+    It shows an annotation of the pod's own template, so that the table is as old as the template, whatever becomes of
+    the profile that it came from, and nothing has to be kept beside it.
+    """
+    if not replica.launch_table:
+        return [], []
+    field = {"fieldPath": f"metadata.annotations['{contract.LAUNCH_TABLE_ANNOTATION}']"}
+    items = [{"path": contract.LAUNCH_TABLE_FILE, "fieldRef": field}]
+    volume = {"name": "launches", "downwardAPI": {"items": items}}
+    return [volume], [{"name": "launches", "mountPath": contract.LAUNCH_TABLE_FOLDER, "readOnly": True}]
+
+
 def _serve_arguments(replica: Replica, program: RuntimeProgram) -> list[str]:
     spec = replica.spec
     serving = Serving(
@@ -92,6 +109,7 @@ def _serve_arguments(replica: Replica, program: RuntimeProgram) -> list[str]:
         model_location(spec.model),
         replica.node_type.key.is_cpu,
         replica.block_size_tokens,
+        f"{contract.LAUNCH_TABLE_FOLDER}/{contract.LAUNCH_TABLE_FILE}" if replica.launch_table else "",
     )
     words = [*map(escaped, program.arguments(serving)), "--host", "$(POD_IP)"]
     if spec.access.api_key_secret_ref is not None:
@@ -181,13 +199,14 @@ def render(replica: Replica) -> Manifest:
     volumes, mounts = scratch()
     shared_volumes, shared_mounts = shared_memory(replica)
     model_volumes, model_mounts = model_volume(replica.spec.model)
+    launch_volumes, launch_mounts = launch_table_volume(replica)
     spec: Manifest = {
         **pod_of(replica.service),
         "terminationGracePeriodSeconds": replica.spec.rollout.drain_seconds + contract.DRAIN_MARGIN_SECONDS,
         "affinity": affinity(replica.node_type.key),
         "topologySpreadConstraints": _apart(replica),
-        "containers": [_server(replica, mounts + shared_mounts + model_mounts)],
-        "volumes": volumes + shared_volumes + model_volumes,
+        "containers": [_server(replica, mounts + shared_mounts + model_mounts + launch_mounts)],
+        "volumes": volumes + shared_volumes + model_volumes + launch_volumes,
     }
     if is_fetched(replica.spec.model):
         spec["initContainers"] = [_fetch(replica, mounts)]
@@ -201,7 +220,10 @@ def render(replica: Replica) -> Manifest:
         contract.TEMPLATE_LABEL: replica.name(),
         contract.MANAGED_BY_LABEL: contract.FIELD_MANAGER,
     }
-    return {"metadata": {"labels": labels}, "spec": spec}
+    metadata: Manifest = {"labels": labels}
+    if replica.launch_table:
+        metadata["annotations"] = {contract.LAUNCH_TABLE_ANNOTATION: replica.launch_table}
+    return {"metadata": metadata, "spec": spec}
 
 
 def fetches_for_itself(spec: InferenceServiceSpec) -> bool:

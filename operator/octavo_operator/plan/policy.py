@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
 
@@ -61,6 +62,22 @@ def _image(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
         return
     allowed = ", ".join(settings.image_prefixes) or "none beside the catalogue's repositories"
     yield f"image.reference {reference} is not below an allowed prefix (policy.imagePrefixes: {allowed})"
+
+
+def lies_below(path: str, folder: str) -> bool:
+    """Whether a path, with its `..` followed, is a folder or lies in it; `*` holds everything."""
+    if folder == EVERYTHING:
+        return True
+    clean, whole = posixpath.normpath(path), posixpath.normpath(folder)
+    return clean == whole or clean.startswith(whole.rstrip("/") + "/")
+
+
+def _files(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
+    named = [("model.uri", spec.model.uri), *(("model.adapters", item.uri) for item in spec.model.adapters)]
+    for field, uri in named:
+        path = uri.removeprefix("file://")
+        if path != uri and not any(lies_below(path, folder) for folder in settings.file_prefixes):
+            yield f"{field} {uri} (policy.filePrefixes: {', '.join(settings.file_prefixes) or 'none'})"
 
 
 def _arguments(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
@@ -125,6 +142,7 @@ def _resources(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[s
 
 _RULES: tuple[Callable[[InferenceServiceSpec, PlanSettings], Iterable[str]], ...] = (
     _image,
+    _files,
     _arguments,
     _priority,
     _tolerations,

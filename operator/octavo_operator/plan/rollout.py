@@ -26,16 +26,21 @@ class Scene:
     waits_since: datetime | None
     """Since when a new pod has been waiting for a node; None when none waits."""
     now: datetime
+    in_vain: bool = False
+    """Whether no node could hold a new pod even if the old ones ended."""
 
 
 def surges(section: RolloutSection, scene: Scene, before: bool | None) -> bool:
     """Whether a new pod starts before an old one ends. `before` is what a running rollout does; None when it begins.
 
     Auto surges where there is room. Without room, several replicas give way one by one. A single one lets the new pod
-    wait – another service may leave, a node may be added – and gives way after waitSeconds.
+    wait – another service may leave, a node may be added – and gives way after waitSeconds. What serves never ends
+    for a new pod that would find no node even then.
     """
     if section.strategy != RolloutStrategy.AUTO:
         return section.strategy == RolloutStrategy.SURGE
+    if scene.in_vain and scene.old_ready > 0:
+        return True
     if scene.waits_since is not None and (
         scene.old_ready == 0 or scene.now >= gives_way_at(section, scene.waits_since)
     ):
@@ -78,6 +83,11 @@ def is_alive(pod: Manifest) -> bool:
     """Whether a pod is neither on its way out nor at its end."""
     ended = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
     return not pod["metadata"].get("deletionTimestamp") and not ended
+
+
+def has_place(pod: Manifest) -> bool:
+    """Whether a pod was given a node."""
+    return bool(pod.get("spec", {}).get("nodeName"))
 
 
 def is_server(pod: Manifest) -> bool:

@@ -24,6 +24,10 @@ ROLE_CALIBRATION = "calibration"
 CALIBRATING = PREFIX + "calibrating"
 """On a TuningProfile without a result: the service that has it measured."""
 CALIBRATING_SINCE = PREFIX + "calibrating-since"
+LAUNCH_TABLE_ANNOTATION = PREFIX + "launch-table"
+"""On server pods: the measured launch configurations, which a file shows to the server."""
+LAUNCH_TABLE_FOLDER = "/etc/octavo/launches"
+LAUNCH_TABLE_FILE = "table.json"
 KERNELS_VERSION = version("octavo-operator")
 """Kernels and operator are released together, under one version."""
 
@@ -64,6 +68,7 @@ SERVE_FLAGS = (
     "--quantization",
     "--kv-dtype",
     "--block-size",
+    "--launch-table",
     "--memory-percent",
     "--prefix-caching",
     "--tensor-parallel",

@@ -6,6 +6,7 @@ and use it. It belongs to nobody, so that it outlives the service that had it me
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -36,6 +37,8 @@ class Measured:
     reason: str
     exact: bool = True
     """Whether it was measured for this very key; else it is estimated from a near one."""
+    launch_table: str = ""
+    """Launch configurations measured with it; empty = none."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,18 @@ def measured(
             words = f"measured {when} on {chosen['spec']['product']}: {status.get('summary', '')}"
             if exact is None:
                 words = f"estimated from {chosen['metadata']['name']}, {words}"
-            found[node_type.label] = Measured(int(status["blockSize"]), words[:256], exact is not None)
+            size, table = int(status["blockSize"]), _launch_table(status)
+            found[node_type.label] = Measured(size, words[:256], exact is not None, table)
     return found
+
+
+def _launch_table(status: Manifest) -> str:
+    """The profile's launch configurations; empty for a text that no server would start with."""
+    text = str(status.get("launchTable") or "")
+    try:
+        return text if text and isinstance(json.loads(text), dict) else ""
+    except ValueError:
+        return ""
 
 
 def _is_near(profile: Manifest, key: Manifest) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import aiohttp
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge
 from pydantic import ValidationError
 
 from octavo_operator.api.inference_service import InferenceService, InferenceServiceSpec
@@ -41,6 +41,9 @@ DEMAND = Gauge("octavo_scaling_demand_tokens", "KV tokens that the load asks for
 NEEDED = Gauge("octavo_scaling_needed_replicas", "Demand in replicas, before rounding", _SERVICE, registry=REGISTRY)
 CAPACITY = Gauge("octavo_scaling_capacity_tokens", "KV tokens a replica sustains", _SERVICE, registry=REGISTRY)
 UNKNOWN = Gauge("octavo_scaling_unknown_pods", "Serving pods without fresh metrics", _SERVICE, registry=REGISTRY)
+DECISIONS = Counter(
+    "octavo_scaling_decisions", "Decisions about the count, by reason", [*_SERVICE, "reason"], registry=REGISTRY
+)
 _GAUGES = (DESIRED, DEMAND, NEEDED, CAPACITY, UNKNOWN)
 
 
@@ -182,6 +185,9 @@ class Autoscaler:
             # A service that never had a decision has no series.
             with contextlib.suppress(KeyError):
                 gauge.remove(*key)
+        for reason in Reason:
+            with contextlib.suppress(KeyError):
+                DECISIONS.remove(*key, reason)
 
     def _decide(self, key: Key) -> None:
         service, spec = self._indexes.service(key), self._spec(key)
@@ -218,6 +224,7 @@ class Autoscaler:
             (*before.changes, *fresh)[-KEPT_CHANGES:],
         )
         numbers = answer.numbers
+        DECISIONS.labels(*key, answer.reason).inc()
         DESIRED.labels(*key).set(answer.desired)
         DEMAND.labels(*key).set(numbers.demand_tokens)
         NEEDED.labels(*key).set(numbers.needed or 0.0)

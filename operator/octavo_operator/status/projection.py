@@ -59,6 +59,8 @@ class View:
     """Why pods can't even be made."""
     leaves_gap: bool = False
     """Whether the only replica ends before the new one serves."""
+    waiting_reason: str = "WaitingForAccelerator"
+    """Reason that goes with `waiting`."""
 
 
 _WITHOUT_EFFECT_ON_READY = ("Tuned", "ScalingActive")
@@ -104,7 +106,7 @@ def _pod_verdicts(view: View) -> list[Verdict]:
     if trouble is not None and trouble.reason == "WaitingForAccelerator":
         trouble = Fault(trouble.reason, f"no accelerator is free: waiting for {_waits_for(view, alive) or 'one'}")
     if view.waiting:
-        trouble = Fault("WaitingForAccelerator", view.waiting)
+        trouble = Fault(view.waiting_reason, view.waiting)
     count = f"{fresh} of {view.desired} replicas of the current template serve"
     available = Verdict(
         "Available",

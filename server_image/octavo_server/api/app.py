@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from octavo_server.api import completions, tokens
-from octavo_server.api.errors import ApiError, ClientGone, json_response
+from octavo_server.api.errors import ApiError, ClientGone, json_response, shortened
 from octavo_server.api.identity import Identify, request_id
 from octavo_server.api.keys import ApiKeys
 from octavo_server.api.metric_names import Named
@@ -124,7 +124,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        message = f"{request.method} {request.url.path}: {error.detail}"
+        message = f"{request.method} {shortened(request.url.path)}: {error.detail}"
         return ApiError(error.status_code, message).response(error.headers, request_id=request_id(request.scope))
 
     @app.exception_handler(Exception)

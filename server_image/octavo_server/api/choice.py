@@ -38,6 +38,8 @@ class Delta:
     entries: list[TokenEntry] = field(default_factory=list)
     finish_reason: str | None = None
     error: str = ""
+    wrong_grammar: bool = False
+    """The error is that of the form which the request asked for."""
 
     def __bool__(self) -> bool:
         return bool(self.text or self.entries or self.finish_reason)
@@ -121,7 +123,8 @@ class Choice:
             reason = "length"
         if reason in ("stop", "length"):
             self._release(self._stops.flush(), whole=True)
-        self._end("error" if reason == "abort" else reason, message or "the engine ended this request")
+        self._delta.wrong_grammar = reason == "grammar"
+        self._end("error" if reason in ("abort", "grammar") else reason, message or "the engine ended this request")
 
     def take(self) -> Delta:
         """What is there now, perhaps nothing."""

@@ -34,7 +34,7 @@ class Sink(Protocol):
         """New tokens. May abort the request."""
 
     def on_finished(self, reason: str, message: str) -> None:
-        """The request is over (`stop`, `length`, `abort`, `error`); nothing comes after it."""
+        """The request is over (`stop`, `length`, `abort`, `error`, `grammar`); nothing comes after it."""
 
 
 @dataclass

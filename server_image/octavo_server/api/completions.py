@@ -56,7 +56,8 @@ async def chat(state: ServerState, request: Request, body: ChatRequest) -> Respo
     parser = plan.parser(opened=opened)
     form = plan.form(wanted_form(body, state.config.api.limits), tokenizer, opened=opened)
     grammar = "" if form is None else await state.grammars.grammar(form, tokenizer)
-    job = PromptJob(token_ids, sampling, max_new_tokens(body, len(token_ids), ready, "messages"), grammar)
+    most = max_new_tokens(body, len(token_ids), ready, "messages")
+    job = PromptJob(token_ids, sampling, most, grammar, "" if form is None else form.field)
     piece = None if parser is None else visible_piece(tokenizer, parser)
     generation, renderer = _prepare(state, request, body, [job], n, chat=True, piece=piece)
     readers = [
@@ -117,13 +118,15 @@ async def complete(state: ServerState, request: Request, body: CompletionRequest
         if body.echo:
             raise bad_field("truncate_prompt_tokens", "can't be combined with echo")
         prompts = [replace(prompt, token_ids=truncated(prompt.token_ids, body, ready)) for prompt in prompts]
-    grammar = await _grammar(state, body)
+    form = wanted_form(body, limits)
+    grammar = "" if form is None else await state.grammars.grammar(form, tokenizer)
     jobs = [
         PromptJob(
             prompt.token_ids,
             sampling,
             max_new_tokens(body, len(prompt.token_ids), ready, "prompt"),
             grammar,
+            "" if form is None else form.field,
             hidden=body.max_tokens == 0,
         )
         for prompt in prompts
@@ -148,13 +151,6 @@ async def complete(state: ServerState, request: Request, body: CompletionRequest
     return await _answer(
         request, body, generation, renderer, choice_body, choice_body, plain=logprobs < 0, kept=n, drawn=drawn
     )
-
-
-async def _grammar(state: ServerState, body: SamplingFields) -> str:
-    """The grammar of the answer, empty for none. Raises the 400 for a form that can't be enforced."""
-    wanted = wanted_form(body, state.config.api.limits)
-    tokenizer, _ = state.serving()
-    return "" if wanted is None else await state.grammars.grammar(wanted, tokenizer)
 
 
 def _prepare(

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_SHOWN_CHARACTERS = 100
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "body"})
 
@@ -46,6 +47,11 @@ class ClientGone(Exception):
 def bad_field(param: str, message: str) -> ApiError:
     """A 400 for one field; the message should state value, limit and way out."""
     return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
+
+
+def shortened(text: str) -> str:
+    """What a client sent, as it is shown in an error: at most 100 characters of it."""
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from octavo_server.api.errors import ApiError
+from octavo_server.api.errors import ApiError, shortened
 
 HARMLESS: Mapping[str, str] = {
     "metadata": "for the client's own records",
@@ -60,7 +60,7 @@ def check_extra(extra: Mapping[str, Any] | None, prefix: str = "") -> None:
             continue
         param = f"{prefix}{name}"
         if name not in UNSUPPORTED:
-            shown = param if len(param) <= 100 else f"{param[:99]}…"
+            shown = shortened(param)
             raise ApiError(400, f"{shown}: unknown field; leave it out", param=shown, code="unknown_field")
         neutral, why = UNSUPPORTED[name]
         if not any(type(value) is type(item) and value == item for item in neutral):

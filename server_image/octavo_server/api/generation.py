@@ -15,6 +15,7 @@ from octavo_server.engine.digests import digest_seed, digests
 from octavo_server.engine.messages import SamplingParams, Submit
 from octavo_server.metrics import Metrics
 from octavo_server.text.detokenizer import Detokenizer, unfinished_tail
+from octavo_server.text.grammar_check import reason
 from octavo_server.text.stops import StopMatcher
 
 _LARGE_TOKENS = 4096
@@ -31,6 +32,8 @@ class PromptJob:
     max_new_tokens: int
     grammar: str = ""
     """What the answer must fit; empty = nothing."""
+    grammar_field: str = ""
+    """The field that asked for it."""
     hidden: bool = False
     """The prompt alone is asked for; the one token that is made is not shown."""
 
@@ -119,6 +122,9 @@ class Generation:
                 news = [(choice, delta) for choice in open_choices if (delta := choice.take())]
                 ended = [delta for _, delta in news if delta.finish_reason is not None]
                 failed = next((delta for delta in ended if delta.finish_reason == "error"), None)
+                if failed is not None and failed.wrong_grammar:
+                    message = f"the answer can't go on in this form ({reason(failed.error)}); simplify it"
+                    raise bad_field(self.jobs[0].grammar_field, message)
                 if failed is not None:
                     raise ApiError(503 if self._state.draining else 500, failed.error, code="engine_error")
                 if self._expired:
@@ -175,7 +181,7 @@ class Generation:
             choice = Choice(
                 index,
                 Detokenizer(self._piece or tokenizer.text_bytes, pending=pending),
-                StopMatcher(self._stops, include=self._include_stop),
+                StopMatcher(self._stops, include=self._include_stop, after=job.sampling.min_tokens),
                 job.sampling.stop_token_ids,
                 news=self._news,
                 abort=lambda kept, index=index: self._state.client.abort(self._ids[index], kept),  # type: ignore[misc]

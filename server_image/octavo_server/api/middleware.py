@@ -8,7 +8,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo_server.api.errors import ApiError
+from octavo_server.api.errors import ApiError, shortened
 from octavo_server.api.identity import request_id
 from octavo_server.api.keys import ApiKeys
 from octavo_server.api.state import ServerState
@@ -53,7 +53,18 @@ class LimitBody:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        length = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            error = ApiError(
+                415,
+                f"content-encoding: {shortened(encoding)!r} is not supported; send the body as plain JSON",
+                param="content-encoding",
+                code="unsupported_encoding",
+            )
+            await error.response({"connection": "close"}, request_id=request_id(scope))(scope, receive, send)
+            return
+        length = headers.get("content-length", "0")
         parts: list[bytes] = []
         size, more = 0, True
         too_large = length.isdigit() and int(length) > self._max_bytes

@@ -100,10 +100,13 @@ class Renderer:
         return {"token": self.token_text(token_id), "logprob": _finite(logprob), "bytes": list(data)}
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        return {
+        """The most likely tokens, and the token itself where it is none of them, as OpenAI has it."""
+        top = {
             self.token_text(token_id): _finite(logprob)
             for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
         }
+        top.setdefault(self.token_text(entry.token_id), _finite(entry.logprob))
+        return top
 
     def _prompt_entry(self, entry: TokenLogprobs) -> dict[str, Any]:
         own = {entry.token_id: (entry.logprob, entry.rank)}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from octavo_server.api.client import EngineClient
-from octavo_server.api.errors import ApiError
+from octavo_server.api.errors import ApiError, shortened
 from octavo_server.api.structured import GrammarChecks
 from octavo_server.api.turns import Turns
 from octavo_server.config import ServeConfig
@@ -104,7 +104,7 @@ class ServerState:
         if name is not None and name != self.served_name:
             raise ApiError(
                 404,
-                f"model: {name!r} is not served here; this server has {self.served_name!r}",
+                f"model: {shortened(name)!r} is not served here; this server has {self.served_name!r}",
                 param="model",
                 code="model_not_found",
             )
@@ -131,3 +131,5 @@ class ServerState:
             )
             for reason in self.ready.fallback_reasons:
                 _LOG.warning("slower kernels are in use: %s", reason)
+            if self.ready.launch_message:
+                _LOG.info("launch configurations: %s", self.ready.launch_message)

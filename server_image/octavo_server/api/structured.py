@@ -9,24 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llguidance import LLTokenizer
-
 from octavo_server.api.errors import ApiError, bad_field
 from octavo_server.api.wire import ResponseFormat, SamplingFields, StructuredOutputs
 from octavo_server.config import LimitsConfig
 from octavo_server.text.grammar import (
     GrammarError,
-    check_grammar,
     choice_grammar,
     embedded_regex,
     embedded_schema,
-    grammar_tokenizer,
     json_schema_grammar,
     lark_grammar,
     lark_text,
     plain_lark_grammar,
     regex_grammar,
 )
+from octavo_server.text.grammar_check import GrammarCheck, reason
 from octavo_server.text.tokenizer import TextTokenizer
 
 _CHECKED_GRAMMARS = 256
@@ -84,7 +81,7 @@ class GrammarChecks:
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, str], str | GrammarError] = OrderedDict()
         self._slots = asyncio.Semaphore(_CHECKS_AT_ONCE)
-        self._tokenizer: LLTokenizer | None = None
+        self._check: GrammarCheck | None = None
 
     async def grammar(self, wanted: Wanted, tokenizer: TextTokenizer) -> str:
         """The grammar in llguidance's notation. Raises the 400 for one that is wrong or can't be enforced."""
@@ -94,7 +91,7 @@ class GrammarChecks:
             async with self._slots:
                 try:
                     async with asyncio.timeout(_CHECK_SECONDS):
-                        found = await asyncio.to_thread(self._check, wanted, tokenizer)
+                        found = await asyncio.to_thread(self._checked, wanted, tokenizer)
                 except TimeoutError:
                     raise bad_field(
                         wanted.field, f"took more than {_CHECK_SECONDS:g} s to compile; simplify it"
@@ -107,19 +104,24 @@ class GrammarChecks:
             raise ApiError(400, f"{wanted.field}: {found}", param=wanted.field, code="invalid_grammar")
         return found
 
-    def _check(self, wanted: Wanted, tokenizer: TextTokenizer) -> str | GrammarError:
+    def _checked(self, wanted: Wanted, tokenizer: TextTokenizer) -> str | GrammarError:
         try:
             grammar = _COMPILERS[wanted.kind](wanted.value)
-            if wanted.kind in ("grammar", "lark") and self._tokenizer is None:
-                self._tokenizer = grammar_tokenizer(tokenizer)  # a user's grammar may name special tokens
-            check_grammar(grammar, self._tokenizer)
+            if self._check is None:
+                self._check = GrammarCheck(tokenizer)
+            self._check.check(grammar)
         except GrammarError as error:
-            return error
+            return GrammarError(reason(str(error)))
         return grammar
 
 
 def _of_response_format(given: ResponseFormat | None) -> list[Wanted]:
-    if given is None or given.type == "text":
+    if given is None:
+        return []
+    for name in ("json_schema", "regex", "grammar"):
+        if name != given.type and getattr(given, name) is not None:
+            raise bad_field(f"response_format.{name}", f"has no meaning with the type {given.type}; leave it out")
+    if given.type == "text":
         return []
     if given.type == "json_object":
         return [Wanted("json", {"type": "object"}, "response_format")]

@@ -37,7 +37,8 @@ def calibrate(wanted: CalibrateConfig) -> ExitCode:
         raise Refused("InvalidFlag", f"--shape {wanted.shape!r}: write layers,queryHeads,kvHeads,headSize: 30,9,3,64")
     import torch
 
-    from octavo_server.calibration.measure import Shape, measure
+    from octavo_server.calibration.measure import measure
+    from octavo_server.calibration.timing import Shape
 
     device = _device(wanted.device)
     if wanted.cpu_threads:
@@ -50,13 +51,13 @@ def calibrate(wanted: CalibrateConfig) -> ExitCode:
         results = measure(shape, dtype, kv_dtype, device, wanted.budget_seconds)
     except (RuntimeError, ValueError) as error:
         raise Refused("CalibrationFailed", f"no block size could be measured: {error}") from error
-    found = report(results, seconds=time.monotonic() - begin)
+    found = report(results, seconds=time.monotonic() - begin, device=device)
     print(json.dumps(found), flush=True)
     write_termination_message(found)
     return ExitCode.ENDED
 
 
-def report(results: list[BlockResult], *, seconds: float) -> dict[str, Any]:
+def report(results: list[BlockResult], *, seconds: float, device: Any = "cpu") -> dict[str, Any]:
     """The JSON object of the wire contract, short enough for a termination message."""
     chosen = choose(results)
     found = {
@@ -67,20 +68,40 @@ def report(results: list[BlockResult], *, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds),
         "kernels": _version("octavo-kernels"),
         "triton": _version("triton"),
-        "launchTable": chosen.launch,
-        "results": [
-            {
-                "blockSize": item.block_size_tokens,
-                "decodeMicroseconds": round(item.decode_microseconds),
-                "prefillMicroseconds": round(item.prefill_microseconds),
-                "prefixHitPercent": round(100 * item.hit_share),
-            }
-            for item in results
-        ],
+        "launchTable": _launch_table(chosen, device),
+        "results": [_told(item) for item in results],
     }
+    if len(json.dumps(found).encode()) > CALIBRATION_LIMIT_BYTES:
+        # The chosen size's launches are in the table; those of the others are in the log.
+        found["results"] = [{**_told(item), "launch": ""} for item in results]
     if len(json.dumps(found).encode()) > CALIBRATION_LIMIT_BYTES:
         raise Refused("CalibrationFailed", f"the result is longer than {CALIBRATION_LIMIT_BYTES} bytes")
     return found
+
+
+def _told(item: BlockResult) -> dict[str, Any]:
+    launches = [
+        f"{row.kernel} " + " ".join(f"{name}={value}" for name, value in row.launch.items()) for row in item.launches
+    ]
+    return {
+        "blockSize": item.block_size_tokens,
+        "decodeMicroseconds": round(item.decode_microseconds),
+        "prefillMicroseconds": round(item.prefill_microseconds),
+        "prefixHitPercent": round(100 * item.hit_share),
+        "launch": "; ".join(launches),
+    }
+
+
+def _launch_table(chosen: BlockResult, device: Any) -> str:
+    """The chosen size's launches as `--launch-table` reads them; empty without any."""
+    if not chosen.launches:
+        return ""
+    import torch
+    from octavo_kernels.launch_table import LaunchTable, capability_of, compact, name_of
+
+    place = torch.device(device)
+    versions = {name: _version(name) for name in ("octavo-kernels", "torch", "triton")}
+    return compact(LaunchTable(name_of(place), capability_of(place), chosen.launches, versions))
 
 
 def _version(package: str) -> str:

@@ -1,165 +1,163 @@
-"""Times attention over a paged pool, block size by block size, within a budget of time."""
+"""The sweep over block sizes and launch configurations, within a budget of time.
+
+First every block size with the launches that would serve without a measurement; then, size by size from the most
+promising one on, the kernels' tuner searches faster launches, and what it found is timed beside the rest.
+"""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
-from octavo_kernels import AttentionShape, AttentionVariant, PagedAttention
+from octavo_kernels import tune
+from octavo_kernels.launch_table import LaunchTable, capability_of, compact, name_of
 
-from octavo_server.calibration.choose import BlockResult
+from octavo_server.calibration.choose import BlockResult, ranked
+from octavo_server.calibration.timing import Bench, Points, Shape, decode_mean
 from octavo_server.config import BLOCK_SIZES_TOKENS
 
 _LOG = logging.getLogger("octavo.calibrate")
-DECODE_POINTS = ((1, 512), (1, 4096), (8, 1024), (32, 512), (32, 2048))
-"""(sequences, tokens each): alone and in batches, short and long."""
-CUDA_DECODE_POINTS = (*DECODE_POINTS, (128, 1024), (128, 4096))
-PREFILL_TOKENS = 512
+DECODE_POINTS: Points = ((1, 512), (1, 4096), (8, 1024), (32, 512), (32, 2048))
+"""Alone and in batches, short and long."""
+CUDA_DECODE_POINTS: Points = (*DECODE_POINTS, (128, 1024), (128, 4096))
 ROUNDS = 3
 """Each block is measured so often, all blocks in turn, so that a slow moment of the machine hits all of them."""
+DEFAULTS_SHARE = 0.4
+"""Of the budget, for block sizes with default launches; the rest is the search for faster ones."""
+SEARCH_SHARE = 0.9
+"""When the search ends; what it found is timed once more after it."""
+LEAST_GAIN = 0.01
+"""Of launches over the default, to be taken: less is noise, and a template that is changed for nothing."""
+LEAST_SEARCH_SECONDS = 2.0
+"""Less than this does not get past the default."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What the kernels see of a model."""
+@dataclass
+class _Sweep:
+    """Fastest times by block size, as far as they are measured."""
 
-    layers: int
-    query_heads: int
-    kv_heads: int
-    head_size: int
+    bench: Bench
+    points: Points
+    clock: Callable[[], float]
+    plain: dict[int, dict[str, float]] = field(default_factory=dict)
+    """With the launches that serve without a table."""
+    tuned: dict[int, dict[str, float]] = field(default_factory=dict)
+    tables: dict[int, LaunchTable] = field(default_factory=dict)
+    fault: Exception | None = None
+
+    def time_plain(self, size: int) -> None:
+        """Times a size with default launches; one that can't be measured is left out."""
+        self._time(size, self.plain, None)
+
+    def time_tuned(self, size: int) -> None:
+        """Times a size with the launches that were found for it."""
+        self._time(size, self.tuned, self.tables[size])
+
+    def _time(self, size: int, kept: dict[int, dict[str, float]], table: LaunchTable | None) -> None:
+        try:
+            seconds = self.bench.block(size, self.points, table)
+        except (RuntimeError, ValueError) as error:
+            # One size that a backend does not have, or that does not fit, says nothing about the others.
+            _LOG.warning("block size %d can't be measured: %s", size, error)
+            self.fault = error
+            kept.pop(size, None)
+            return
+        known = kept.get(size, seconds)
+        kept[size] = {name: min(known[name], value) for name, value in seconds.items()}
+        words = ", ".join(f"{name} {1e6 * value:.0f} µs" for name, value in seconds.items())
+        _LOG.info("block size %d%s: %s", size, "" if table is None else ", tuned", words)
+
+    def results(self) -> list[BlockResult]:
+        """One per size, with the launches that were found where they are faster over all decode points."""
+        return [self._result(size) for size in sorted(self.plain)]
+
+    def _result(self, size: int) -> BlockResult:
+        layers = 1e6 * self.bench.shape.layers
+        seconds, plain = self.plain[size], layers * decode_mean(self.plain[size])
+        tuned = self.tuned.get(size)
+        if tuned is None or decode_mean(seconds) < (1 + LEAST_GAIN) * decode_mean(tuned):
+            return BlockResult(size, plain, layers * seconds["prefill"], searched=tuned is not None)
+        rows = tuple(self.tables[size].rows)
+        return BlockResult(size, layers * decode_mean(tuned), layers * tuned["prefill"], rows, True, plain)
 
 
 def measure(
-    shape: Shape, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device, budget_seconds: float
+    shape: Shape,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    budget_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[BlockResult]:
-    """One result per block size that could be measured in time. Inputs are the same in each run.
-
-    Raises RuntimeError or ValueError of the kernels when no block size runs.
-    """
-    ends = time.monotonic() + budget_seconds
-    points = _affordable(shape, dtype, kv_dtype, device, budget_seconds)
-    best: dict[int, dict[str, float]] = {}
-    fault: Exception | None = None
+    """One result per block size that could be measured. A first round is always whole, and no measurement begins after
+    the budget. Raises RuntimeError or ValueError of the kernels when no block size runs."""
+    begin = clock()
+    bench = Bench(shape, dtype, kv_dtype, device)
+    sweep = _Sweep(bench, affordable(bench, DEFAULTS_SHARE * budget_seconds, clock), clock)
     sizes = list(BLOCK_SIZES_TOKENS)
-    for round_number in range(ROUNDS):
+    for number in range(ROUNDS):
         for size in list(sizes):
-            # The first round is always whole: what was measured for some sizes alone can't be compared.
-            if round_number and time.monotonic() > ends:
+            # What was measured for some sizes alone can't be compared.
+            if number and clock() - begin > DEFAULTS_SHARE * budget_seconds:
                 break
-            try:
-                seconds = _measure_block(shape, size, dtype, kv_dtype, device, points)
-            except (RuntimeError, ValueError) as error:
-                # One size that a backend does not have, or that does not fit, says nothing about the others.
-                _LOG.warning("block size %d can't be measured: %s", size, error)
+            sweep.time_plain(size)
+            if size not in sweep.plain:
                 sizes.remove(size)
-                fault = error
-                continue
-            known = best.setdefault(size, seconds)
-            best[size] = {name: min(known[name], value) for name, value in seconds.items()}
-            _LOG.info("round %d, block size %d: %s", round_number + 1, size, _told(seconds))
-    if not best:
-        raise fault or RuntimeError("nothing was measured")
-    return [_result(shape, size, seconds) for size, seconds in sorted(best.items())]
+    if not sweep.plain:
+        raise sweep.fault or RuntimeError("nothing was measured")
+    _search(sweep, begin, budget_seconds)
+    for _ in range(ROUNDS):
+        for size in list(sweep.tables):
+            if clock() - begin < budget_seconds:
+                sweep.time_tuned(size)
+                sweep.time_plain(size)
+    return sweep.results()
 
 
-def _affordable(
-    shape: Shape, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device, budget_seconds: float
-) -> list[tuple[int, int]]:
+def _search(sweep: _Sweep, begin: float, budget_seconds: float) -> None:
+    """Faster launches for as many sizes as there is time for, the most promising first."""
+    ends = begin + SEARCH_SHARE * budget_seconds
+    order = [item.block_size_tokens for item in ranked(sweep.results())]
+    for done, size in enumerate(order):
+        left = ends - sweep.clock()
+        share = max(left / (len(order) - done), LEAST_SEARCH_SECONDS)
+        if left < LEAST_SEARCH_SECONDS:
+            _LOG.info("no time is left to search launches for block sizes %s", order[done:])
+            return
+        try:
+            found = tune([sweep.bench.attention(size)], device=sweep.bench.device, seconds=share, progress=_LOG.info)
+        except (RuntimeError, ValueError) as error:
+            _LOG.warning("launches for block size %d can't be searched: %s", size, error)
+            continue
+        device = sweep.bench.device
+        # What comes with the kernels is there anyway; only what was measured here is handed on.
+        rows = tuple(row for row in found.rows if row.shape.get("page_size") == size)
+        table = LaunchTable(name_of(device), capability_of(device), rows, found.versions)
+        _LOG.info("launch table for block size %d: %s", size, compact(table))
+        sweep.tables[size] = table
+        # At once, so that a search that takes the rest of the time has shown what its launches are worth.
+        sweep.time_tuned(size)
+
+
+def affordable(bench: Bench, budget_seconds: float, clock: Callable[[], float]) -> Points:
     """The decode points of which a whole round fits into the budget: all of them, or the smaller ones."""
-    points = CUDA_DECODE_POINTS if device.type == "cuda" else DECODE_POINTS
+    points = CUDA_DECODE_POINTS if bench.device.type == "cuda" else DECODE_POINTS
     kept: list[tuple[int, int]] = []
-    begin = time.monotonic()
+    begin = clock()
     for count, length in sorted(points, key=lambda point: point[0] * point[1]):
         try:
-            _time(shape, 16, dtype, kv_dtype, device, count, length, 1)
+            bench.point(16, count, length, 1)
         except (RuntimeError, ValueError):
             # Whether any block size runs is told by the measurement itself.
             if not kept:
                 kept.append((count, length))
             break
-        if kept and (time.monotonic() - begin) * (len(BLOCK_SIZES_TOKENS) + 1) > budget_seconds:
+        if kept and (clock() - begin) * (len(BLOCK_SIZES_TOKENS) + 1) > budget_seconds:
             break
         kept.append((count, length))
     if len(kept) < len(points):
         _LOG.info("within %.0f s only these decode points are measured: %s", budget_seconds, kept)
-    return kept
-
-
-def _told(seconds: dict[str, float]) -> str:
-    return ", ".join(f"{name} {1e6 * value:.0f} µs" for name, value in seconds.items())
-
-
-def _result(shape: Shape, size: int, seconds: dict[str, float]) -> BlockResult:
-    decode = [value for name, value in seconds.items() if name != "prefill"]
-    mean = math.exp(sum(map(math.log, decode)) / len(decode))
-    return BlockResult(size, 1e6 * mean * shape.layers, 1e6 * seconds["prefill"] * shape.layers)
-
-
-def _measure_block(
-    shape: Shape,
-    size: int,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype,
-    device: torch.device,
-    points: Iterable[tuple[int, int]],
-) -> dict[str, float]:
-    """Seconds of one layer's attention by point."""
-    found = {f"decode {count}×{length}": _time(shape, size, dtype, kv_dtype, device, count, length, 1)
-             for count, length in points}  # fmt: skip
-    found["prefill"] = _time(shape, size, dtype, kv_dtype, device, 1, PREFILL_TOKENS, PREFILL_TOKENS)
-    return found
-
-
-def _time(
-    shape: Shape,
-    size: int,
-    dtype: torch.dtype,
-    kv_dtype: torch.dtype,
-    device: torch.device,
-    count: int,
-    length: int,
-    new: int,
-) -> float:
-    per_sequence = -(-length // size)
-    pages = 1 + count * per_sequence
-    attention = PagedAttention(
-        AttentionShape(shape.query_heads, shape.kv_heads, shape.head_size, size, dtype, kv_dtype),
-        AttentionVariant(),
-        device=device,
-        max_tokens=count * new,
-        max_sequences=count,
-    )
-    generator = torch.Generator(device="cpu").manual_seed(0)
-    # Pages of a sequence lie scattered, as in a pool that has been in use.
-    order = 1 + torch.randperm(pages - 1, generator=generator).to(torch.int32)
-    table = order.reshape(count, per_sequence).to(device)
-    starts = torch.arange(0, count * new + 1, new, dtype=torch.int32, device=device)
-    lengths = torch.full((count,), length, dtype=torch.int32, device=device)
-    q = torch.randn(count * new, shape.query_heads, shape.head_size, generator=generator).to(device, dtype)
-    pool = (pages, 2, shape.kv_heads, size, shape.head_size)
-    kv = torch.randn(pool, generator=generator).to(device, kv_dtype)
-    out = torch.empty_like(q)
-    attention.plan(starts, lengths, table, tokens=count * new)
-    return _timed(lambda: attention.run(q, kv, out), device)
-
-
-def _timed(run: Callable[[], object], device: torch.device) -> float:
-    """The fastest of some runs: what disturbs a measurement only ever makes it longer."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-
-    run()
-    wait()
-    best = math.inf
-    for _ in range(5):
-        begin = time.perf_counter()
-        run()
-        wait()
-        best = min(best, time.perf_counter() - begin)
-    return best
+    return tuple(kept)

@@ -283,7 +283,7 @@ class Engine:
             return [self._finish(request, Finished(request_id, "error", f"grammar: {error}"))]
         grammar.accept(request.tokens[request.prompt_length : request.length].tolist())
         if grammar.error:
-            return [self._finish(request, Finished(request_id, "error", f"grammar: {grammar.error}"))]
+            return [self._finish(request, Finished(request_id, "grammar", grammar.error))]
         if grammar.complete:
             return [self._finish(request, Finished(request_id, "stop"))]
         request.grammar = grammar
@@ -367,7 +367,7 @@ class Engine:
             grammar.accept([token])
             if grammar.error:
                 grammar.owner.forget(grammar.text)
-                return Finished(number, "error", f"grammar: {grammar.error}")
+                return Finished(number, "grammar", grammar.error)
         if stops:
             return Finished(number, "stop", "", token)
         if grammar is not None and grammar.complete:

@@ -153,7 +153,8 @@ class Finished:
 
     request_id: int
     reason: str
-    """`stop` (a stop token id), `length`, `abort`, `error`."""
+    """`stop` (a stop token id), `length`, `abort`, `error`, `grammar` (the request's own grammar leads nowhere or needs
+    more than the limits; `message` is llguidance's)."""
     message: str = ""
     stop_token_id: int = -1
 
@@ -181,6 +182,10 @@ class Ready:
     quantization: str
     attention_backend: str
     fallback_reasons: list[str]
+    launch_source: str = "SafeDefaults"
+    """Where launch configurations come from: `LaunchTable` (--launch-table), `Shipped` or `SafeDefaults`."""
+    launch_message: str = ""
+    """The same in words."""
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from octavo_kernels import AttentionShape, PagedAttention, SharedPrefixes
+from octavo_kernels.launch_table import LaunchTable
 
 from octavo_server.engine.adjust import to_device
 from octavo_server.engine.batch import Wanted, fill, wanted_rows
 from octavo_server.engine.grammars import apply_masks
 from octavo_server.engine.graphs import MAX_GRAPH_TOKENS, Bucket, StepGraphs, buckets, largest_buckets
+from octavo_server.engine.launches import launches_for, refuses_launches
 from octavo_server.engine.messages import TokenLogprobs
 from octavo_server.engine.pages import PageTable
 from octavo_server.engine.plan import StepPlan, empty_plan
@@ -86,7 +88,12 @@ class Runner:
         max_sequences: int,
         max_batched_tokens: int,
         max_length: int,
+        launches: LaunchTable | None = None,
     ) -> None:
+        """`launches`: measured launch configurations; None = those that come with the kernels.
+
+        Raises Refusal for a launch that no kernel takes.
+        """
         spec = decoder.spec
         self.device = device
         self.block_size = block_size
@@ -101,9 +108,15 @@ class Runner:
             dtype=decoder.dtype,
             kv_dtype=kv_dtype,
         )
-        self._attention = PagedAttention(
-            shape, device=device, max_tokens=max_batched_tokens, max_sequences=max_sequences
-        )
+        self.launches = launches_for(launches, shape, device)
+        with refuses_launches(self.launches):
+            self._attention = PagedAttention(
+                shape,
+                device=device,
+                max_tokens=max_batched_tokens,
+                max_sequences=max_sequences,
+                launch_table=self.launches.table,
+            )
         self.pages = PageTable(max_sequences, -(-max_length // block_size), device)
         self.graphs = StepGraphs()
         self.graphs.little_tokens = _LITTLE_BYTES // (2 * spec.kv_heads * spec.head_size * kv_dtype.itemsize)

@@ -15,6 +15,7 @@ from octavo_server.engine.blocks import BlockPool
 from octavo_server.engine.core import Engine
 from octavo_server.engine.grammars import Grammars
 from octavo_server.engine.kernels import compile_kernels
+from octavo_server.engine.launches import read_launches
 from octavo_server.engine.machine import available_memory_bytes
 from octavo_server.engine.messages import Finished, Progress, Ready, SamplingParams, Submit
 from octavo_server.engine.runner import Runner
@@ -49,6 +50,8 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
     if device.type == "cpu":
         # One while loading (engine/threads.py says why); the loop takes more when nobody else needs them.
         torch.set_num_threads(config.cpu_threads or 1)
+    # Before the weights: what is wrong with it is told at once.
+    launches = read_launches(config.launch_table)
     source = _open(config, device)
     spec = source.spec
     dtype = choose_dtype(config.model.dtype, spec.stored_dtype, device)
@@ -97,6 +100,7 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
         max_sequences=limits.max_sequences,
         max_batched_tokens=limits.max_batched_tokens,
         max_length=max_length,
+        launches=launches,
     )
     compile_kernels(runner, progress, processes=config.compile_processes)
     if measured:
@@ -130,6 +134,8 @@ def start(config: EngineConfig, progress: Callable[[Progress], None]) -> tuple[E
         quantization=quantization,
         attention_backend=runner.attention_backend,
         fallback_reasons=[item.reason for item in fallbacks_here(device.type)],
+        launch_source=runner.launches.source,
+        launch_message=runner.launches.message,
     )
     return engine, ready
 

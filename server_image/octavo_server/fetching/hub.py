@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
+import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -36,6 +38,10 @@ from octavo_server.termination import Refused
 
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 """Statuses that may be gone when one asks again."""
+_FIRST_WAIT_SECONDS = 0.5
+_PATIENCE_SECONDS = 20.0
+"""A check tells its finding within 30 s of its pod's start."""
+_LOG = logging.getLogger("octavo.fetch")
 _CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests")
 """The HTTP library below the client has changed its name between versions, and with it its exceptions."""
 
@@ -101,13 +107,32 @@ def _retry_after(response: Any) -> float:
 
 def find(place: HubSource, wanted: FetchConfig) -> HubModel:
     """Asks the Hub what there is. Raises Refused: ModelNotFound, AccessDenied, SourceUnreachable, FormatUnsupported."""
-    with _reasons(place, wanted):
-        info = HfApi().model_info(place.repository, revision=wanted.revision or None, files_metadata=True, timeout=20)
+    info = _ask(place, wanted)
     known = {file.rfilename: file for file in info.siblings or []}
     sizes = {name: file.size or 0 for name, file in known.items()}
     commit = info.sha or wanted.revision or "main"
     chosen = choose_files(place.repository, sizes, place.inside, wanted.format, wanted.runtime)
     return HubModel(place, wanted, commit, tuple(_file(known[path], place, commit) for path in chosen))
+
+
+def _ask(place: HubSource, wanted: FetchConfig) -> Any:
+    """What the Hub tells of a repository; asked again for a while when it is overloaded or limits its askers."""
+    begin, wait = time.monotonic(), _FIRST_WAIT_SECONDS
+    while True:
+        try:
+            with _reasons(place, wanted):
+                revision = wanted.revision or None
+                return HfApi().model_info(place.repository, revision=revision, files_metadata=True, timeout=20)
+        except Refused as refused:
+            response = getattr(refused.__cause__, "response", None)
+            if response is None or response.status_code not in _PASSING:
+                raise
+            pause = max(wait, _retry_after(response))
+            if time.monotonic() + pause - begin > _PATIENCE_SECONDS:
+                raise
+            _LOG.warning("%s; asking again in %.0f s", refused.message, pause)
+            time.sleep(pause)
+            wait *= 2
 
 
 def _file(told: Any, place: HubSource, commit: str) -> RemoteFile:
@@ -141,7 +166,7 @@ def _reasons(place: HubSource, wanted: FetchConfig) -> Generator[None, None, Non
     except (RepositoryNotFoundError, EntryNotFoundError, HfHubHTTPError) as error:
         response = getattr(error, "response", None)
         status = 404 if response is None else response.status_code
-        raise _refusal(status, place, wanted) from error
+        raise _refusal(status, place, wanted, asked_seconds=_retry_after(response) if response else 0.0) from error
     except HFValidationError as error:
         raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {location}: {error}") from error
     except OfflineModeIsEnabled as error:
@@ -156,7 +181,9 @@ def _reasons(place: HubSource, wanted: FetchConfig) -> Generator[None, None, Non
         raise
 
 
-def _refusal(status: int, place: HubSource, wanted: FetchConfig, file: str = "") -> Refused:
+def _refusal(
+    status: int, place: HubSource, wanted: FetchConfig, file: str = "", *, asked_seconds: float = 0.0
+) -> Refused:
     has_token = bool(os.environ.get(HUB_TOKEN_VARIABLE))
     if status in (401, 403):
         why = f"the token in {HUB_TOKEN_VARIABLE} is refused" if has_token else f"{HUB_TOKEN_VARIABLE} is not set"
@@ -167,7 +194,12 @@ def _refusal(status: int, place: HubSource, wanted: FetchConfig, file: str = "")
     if status == 404:
         what = f"{file} in {place.repository}" if file else place.repository
         return Refused(CheckReason.MODEL_NOT_FOUND, f"model {wanted.model}: the Hub has no {what} (HTTP 404)")
-    return Refused(CheckReason.SOURCE_UNREACHABLE, f"model {wanted.model}: {constants.ENDPOINT} answered HTTP {status}")
+    words = f"model {wanted.model}: {constants.ENDPOINT} answered HTTP {status}"
+    if status == 429:
+        words += ", too many requests"
+        words += f"; it asks to wait {asked_seconds:.0f} s" if asked_seconds else ""
+        words += "" if has_token else f"; with a token ({HUB_TOKEN_VARIABLE}, model.secretRef) it allows more"
+    return Refused(CheckReason.SOURCE_UNREACHABLE, words)
 
 
 def _unreachable(location: str, error: Exception) -> Refused:

@@ -23,6 +23,8 @@ _WINDOW_BYTES = 4 * 1024 * 1024
 _TENSOR_TABLE_BYTES = 2 * 1024 * 1024
 """More than the list of tensors after a GGUF file's metadata ever takes."""
 _TRIES = 4
+_LONGEST_WAIT_SECONDS = 5.0
+"""That a source which limits its askers is waited for between two tries."""
 _MAX_SMALL_FILE_BYTES = 64 * 1024 * 1024
 _MAX_SAFETENSORS_HEADER_BYTES = 100 * 1024 * 1024
 
@@ -50,9 +52,9 @@ def describe_remote(origin: Origin, format: str) -> ModelSpec:
 
 def read_range(origin: Origin, file: RemoteFile, start: int, size: int) -> bytes:
     """Bytes of a remote file; fewer where it ends. Raises Refused."""
-    data, fruitless = b"", 0
+    data, fruitless, asked = b"", 0, 0.0
     while len(data) < min(size, file.size_bytes - start):
-        before = len(data)
+        before, asked = len(data), 0.0
         try:
             with origin.open(file, start + len(data), min(size, file.size_bytes - start) - len(data)) as pieces:
                 for piece in pieces:
@@ -60,7 +62,7 @@ def read_range(origin: Origin, file: RemoteFile, start: int, size: int) -> bytes
                     if len(data) >= size:
                         break
         except Interrupted as error:
-            why = str(error)
+            why, asked = str(error), error.wait_seconds
         else:
             why = "the connection ended early"
         fruitless = 0 if len(data) > before else fruitless + 1
@@ -68,7 +70,7 @@ def read_range(origin: Origin, file: RemoteFile, start: int, size: int) -> bytes
             message = f"model {origin.location}: {file.name} can't be read ({why})"
             raise Refused(CheckReason.SOURCE_UNREACHABLE, message)
         if fruitless:
-            time.sleep(0.2 * fruitless)
+            time.sleep(max(0.2 * fruitless, min(asked, _LONGEST_WAIT_SECONDS)))
     return data[:size]
 
 

@@ -72,6 +72,9 @@ def find(place: S3Source, wanted: FetchConfig) -> S3Model:
     with _reasons(wanted, passing=False):
         sizes: dict[str, int] = {}
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=place.key):
+            if not page.keys() & {"Name", "KeyCount", "Contents"}:
+                message = f"model {wanted.model}: {_endpoint()} answers, but not as a store; check model.endpoint"
+                raise Refused(CheckReason.SOURCE_UNREACHABLE, message)
             sizes |= {item["Key"]: item["Size"] for item in page.get("Contents") or ()}
         inside = place.key.rstrip("/")
         # A prefix is any text: model-7b must not bring model-7b-chat.
@@ -79,7 +82,8 @@ def find(place: S3Source, wanted: FetchConfig) -> S3Model:
             key: size for key, size in sizes.items() if not inside or key == inside or key.startswith(f"{inside}/")
         }
         if not below:
-            raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {wanted.model}: the bucket has nothing of this key")
+            message = f"model {wanted.model}: the bucket has nothing of this key (asked {_endpoint()})"
+            raise Refused(CheckReason.MODEL_NOT_FOUND, message)
         chosen = choose_files(wanted.model, below, inside, wanted.format, wanted.runtime)
         heads = {key: client.head_object(Bucket=place.bucket, Key=key, ChecksumMode="ENABLED") for key in chosen}
     files = tuple(_file(place, key, head) for key, head in heads.items())
@@ -93,6 +97,10 @@ def _file(place: S3Source, key: str, head: dict[str, Any]) -> RemoteFile:
     checksum = f"md5:{etag}" if plain and "SSECustomerAlgorithm" not in head else ""
     mark = sha256(f"{os.environ.get('AWS_ENDPOINT_URL', '')} {place.bucket} {key} {etag} {size}".encode()).hexdigest()
     return RemoteFile(key, size, f"s3-{mark}", checksum)
+
+
+def _endpoint() -> str:
+    return os.environ.get("AWS_ENDPOINT_URL") or "Amazon S3"
 
 
 def _client() -> Any:
@@ -111,7 +119,7 @@ def _client() -> Any:
 @contextlib.contextmanager
 def _reasons(wanted: FetchConfig, *, passing: bool) -> Iterator[None]:
     """The client's exceptions as the wire contract's reasons; `passing`: trouble that may pass is Interrupted."""
-    location, endpoint = wanted.model, os.environ.get("AWS_ENDPOINT_URL") or "Amazon S3"
+    location, endpoint = wanted.model, _endpoint()
     try:
         yield
     except ClientError as error:

@@ -8,11 +8,18 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from octavo_kernels import PagedAttention, plan_append, rms_norm, rope_append_kv, silu_mul
+from octavo_kernels import (
+    PagedAttention,
+    RotaryScaling,
+    plan_append,
+    rms_norm,
+    rope_append_kv,
+    rotary_table,
+    silu_mul,
+)
 
 from octavo_server.models.linear import Linear, floats, make_linear
-from octavo_server.models.rope import cos_sin_table
-from octavo_server.weights import FourBitWeight, ModelSource, ModelSpec
+from octavo_server.weights import FourBitWeight, ModelError, ModelSource, ModelSpec
 from octavo_server.weights.four_bit import join
 
 
@@ -161,7 +168,16 @@ def load_decoder(
         dtype=dtype,
         four_bit=four_bit("", ("embed" if spec.tied_embeddings else "head",)),
     )
-    factors = read("rope_factors") if spec.rope.scaling == "factors" else None
-    table = cos_sin_table(spec.rope, spec.head_size, max_length, None if factors is None else factors.cpu())
+    table = _angles(spec, max_length, lambda: read("rope_factors")).to(device)
     progress(100)
-    return Decoder(spec, embedding, layers, read("final_norm").to(dtype), head, table.to(device))
+    return Decoder(spec, embedding, layers, read("final_norm").to(dtype), head, table)
+
+
+def _angles(spec: ModelSpec, max_length: int, factors: Callable[[], torch.Tensor]) -> torch.Tensor:
+    fields = dict(spec.rope.scaling)
+    if fields.get("kind") == "Divided":
+        fields["short_factors"] = tuple(factors().flatten().tolist())
+    try:
+        return rotary_table(spec.head_size, max_length, spec.rope.theta, RotaryScaling(**fields))
+    except ValueError as error:
+        raise ModelError("ModelUnreadable", f"model {spec.name}: rotary embedding: {error}") from error

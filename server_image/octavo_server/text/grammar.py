@@ -1,13 +1,15 @@
 """Grammars that hold an answer to a form: JSON schema, regular expression, choice, or a grammar in Lark or GBNF.
 
-A grammar travels as one text in llguidance's own notation. The API process checks it before anything runs; the engine
-process compiles it anew and keeps its state (engine/grammars.py). Both use the limits below, so that what passes the
-check compiles, and neither can take long: llguidance counts its work and gives up at these counts.
+A grammar travels as one text in llguidance's own notation. The API process checks it before anything runs
+(grammar_check.py); the engine process compiles it anew and keeps its state (engine/grammars.py). Both use the limits
+below, so that what passes the check compiles, and neither can take long: llguidance counts its work and gives up at
+these counts.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +31,10 @@ WHITESPACE = r"[ ]|\n[ ]{0,32}"
 """Between parts of a JSON text: a blank, or a line break and its indentation. Without a bound, a small model at a high
 temperature may write white space until its limit of tokens."""
 _GBNF_SIGN = "::="
+_ESCAPE = re.compile(r"\\.", re.DOTALL)
+_ASCII_CLASSES = {
+    r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]",
+}  # fmt: skip
 _JSON_OPTIONS: dict[str, Any] = {"whitespace_pattern": WHITESPACE, "lenient": False, "coerce_one_of": False}
 
 
@@ -39,6 +45,8 @@ class GrammarError(ValueError):
 def json_schema_grammar(schema: Any) -> str:
     """The grammar of a JSON schema (object or boolean)."""
     try:
+        if isinstance(schema, bool):
+            schema = {"allOf": [schema]}  # options need an object to stand in
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
     except ValueError as error:
         raise GrammarError(str(error)) from error
@@ -54,7 +62,7 @@ def embedded_schema(schema: Any, *, lenient: bool = False) -> str:
 
 def regex_grammar(pattern: str) -> str:
     """The grammar of a regular expression that the whole answer fits."""
-    return LLMatcher.grammar_from_regex(pattern)
+    return LLMatcher.grammar_from_regex(_ascii_classes(pattern))
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
@@ -79,19 +87,17 @@ def plain_lark_grammar(text: str) -> str:
 
 def embedded_regex(pattern: str) -> str:
     """A regular expression as part of a Lark grammar."""
-    return f"/{regex_to_lark(pattern, '')}/"
+    return f"/{regex_to_lark(_ascii_classes(pattern), '')}/"
+
+
+def _ascii_classes(pattern: str) -> str:
+    r"""`\d` and `\w` as they are in JSON schema patterns: a model that is asked for digits must not find 🯸."""
+    return _ESCAPE.sub(lambda escape: _ASCII_CLASSES.get(escape[0], escape[0]), pattern)
 
 
 def lark_text(text: str) -> str:
     """A literal of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def check_grammar(grammar: str, tokenizer: LLTokenizer | None = None) -> None:
-    """Raises GrammarError. Special tokens that a grammar names are checked only with a tokenizer. Drops the GIL."""
-    wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=LIMITS)
-    if wrong:
-        raise GrammarError(" ".join(messages[0].split()) if messages else "the grammar can't be used")
 
 
 def grammar_tokenizer(tokenizer: TextTokenizer) -> LLTokenizer:

@@ -20,10 +20,12 @@ class StopMatcher:
     That rule makes the result the same for every way in which the text is cut into pieces. Held back is exactly the
     longest end of the text that begins a stop string; when the next piece shows that it was none, it is sent at once.
     include: the stop string is given out as the end of the text.
+    after: the text of that many tokens (one `feed` each) comes before anything is looked for, as with stop tokens.
     """
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False, after: int = 0) -> None:
         self._include = include
+        self._after = after
         self._stops = tuple(dict.fromkeys(stops))
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
@@ -35,6 +37,9 @@ class StopMatcher:
 
     def feed(self, text: str) -> StopMatch:
         """Adds text; returns what can be sent now. After a match nothing more may be fed."""
+        if self._after > 0:
+            self._after -= 1
+            return StopMatch(text)
         if not self._stops or not text:
             return StopMatch("" if self._stops else text)
         text = self._held + text

@@ -154,11 +154,16 @@ def _read_spec(path: Path, file: GGUFFile, architecture: str, data: Mapping[str,
 def _rope(path: Path, file: GGUFFile, architecture: str, data: Mapping[str, Any]) -> RopeSpec:
     theta = float(data.get(f"{architecture}.rope.freq_base", 10000.0))
     if "rope_freqs.weight" in file.tensors:
-        return RopeSpec(theta, scaling="factors")
+        return RopeSpec(theta, {"kind": "Divided"})
     scaling = str(data.get(f"{architecture}.rope.scaling.type", "none"))
     factor = float(data.get(f"{architecture}.rope.scaling.factor", data.get(f"{architecture}.rope.scale_linear", 1.0)))
     if scaling == "linear" or (scaling == "none" and factor not in (0.0, 1.0)):
-        return RopeSpec(theta, scaling="linear", factor=factor)
+        return RopeSpec(theta, {"kind": "Linear", "factor": factor})
+    if scaling == "yarn":
+        original = int(data[f"{architecture}.rope.scaling.original_context_length"])
+        grown = float(data.get(f"{architecture}.rope.scaling.attn_factor", 1.0)) * (0.1 * math.log(factor) + 1.0)
+        yarn = {"kind": "Yarn", "factor": factor, "original_length": original, "attention_factor": grown}
+        return RopeSpec(theta, yarn)
     if scaling != "none":
         raise unsupported(path.name, f"{architecture} (GGUF)", f"rope scaling {scaling}")
     return RopeSpec(theta)

@@ -233,29 +233,82 @@ def _spec(folder: Path, tensors: set[str], size_bytes: int) -> ModelSpec:
 def _max_length(config: Mapping[str, Any]) -> int:
     """Position limit; a sliding window narrows it, because inside the window full attention is the same."""
     length = int(config["max_position_embeddings"])
+    parameters = _rope_parameters(config)
+    kind, factor = _rope_kind(parameters), float(parameters.get("factor") or 1.0)
+    if kind == "yarn":
+        # Such files give the length before or after the scaling; the original one, where given, tells which.
+        length = max(length, int(factor * int(parameters.get("original_max_position_embeddings") or length / factor)))
+    elif kind == "dynamic":
+        length = int(length * factor)
     window = config.get("sliding_window")
     if window and config.get("use_sliding_window", True):
         return min(length, int(window))
     return length
 
 
+def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+
+
+def _rope_kind(parameters: Mapping[str, Any]) -> str:
+    return str(parameters.get("rope_type") or parameters.get("type") or "default")
+
+
 def _rope(name: str, architecture: str, config: Mapping[str, Any]) -> RopeSpec:
-    parameters = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    parameters = _rope_parameters(config)
     theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    kind = _rope_kind(parameters)
     if float(config.get("partial_rotary_factor", 1.0)) != 1.0:
         raise unsupported(name, architecture, "partial rotary embedding")
     if kind == "default":
         return RopeSpec(theta)
-    if kind == "linear":
-        return RopeSpec(theta, "linear", float(parameters["factor"]))
-    if kind == "llama3":
-        return RopeSpec(
-            theta,
-            "llama3",
-            float(parameters["factor"]),
-            float(parameters["low_freq_factor"]),
-            float(parameters["high_freq_factor"]),
-            int(parameters["original_max_position_embeddings"]),
-        )
+    return RopeSpec(theta, _rope_scaling(name, architecture, config, parameters, kind))
+
+
+def _rope_scaling(
+    name: str, architecture: str, config: Mapping[str, Any], parameters: Mapping[str, Any], kind: str
+) -> dict[str, Any]:
+    """Fields of RotaryScaling. Raises KeyError, TypeError or ValueError where a number is missing or none."""
+    positions = int(config["max_position_embeddings"])
+    original = int(
+        parameters.get("original_max_position_embeddings")
+        or config.get("original_max_position_embeddings")
+        or positions
+    )
+    attention = parameters.get("attention_factor")
+    attention_factor = None if attention is None else float(attention)
+    match kind:
+        case "linear":
+            return {"kind": "Linear", "factor": float(parameters["factor"])}
+        case "dynamic":
+            return {"kind": "Dynamic", "factor": float(parameters["factor"]), "original_length": positions}
+        case "yarn":
+            return {
+                "kind": "Yarn",
+                "factor": float(parameters["factor"]),
+                "original_length": original,
+                "attention_factor": attention_factor,
+                "beta_fast": float(parameters.get("beta_fast") or 32.0),
+                "beta_slow": float(parameters.get("beta_slow") or 1.0),
+                "truncate": bool(parameters.get("truncate", True)),
+                "mscale": float(parameters.get("mscale") or 0.0),
+                "mscale_all_dim": float(parameters.get("mscale_all_dim") or 0.0),
+            }
+        case "longrope" | "su":
+            return {
+                "kind": "LongRope",
+                "factor": max(1.0, float(parameters.get("factor") or positions / original)),
+                "original_length": original,
+                "attention_factor": attention_factor,
+                "short_factors": tuple(map(float, parameters["short_factor"])),
+                "long_factors": tuple(map(float, parameters["long_factor"])),
+            }
+        case "llama3":
+            return {
+                "kind": "Llama3",
+                "factor": float(parameters["factor"]),
+                "original_length": int(parameters["original_max_position_embeddings"]),
+                "low_frequency_factor": float(parameters["low_freq_factor"]),
+                "high_frequency_factor": float(parameters["high_freq_factor"]),
+            }
     raise unsupported(name, architecture, f"rope scaling {kind}")

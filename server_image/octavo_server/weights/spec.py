@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "llama (GGUF)", "qwen2 (GGUF)")
 
@@ -25,13 +27,8 @@ class RopeSpec:
     """Rotary position embedding: `inverse frequency i = theta^(-2i / head_size)`, then scaled."""
 
     theta: float
-    scaling: str = "none"
-    """`none`, `linear` (divide all frequencies by `factor`), `llama3` (divide low ones, blend the middle; Llama 3.1
-    release notes), `factors` (divide by a tensor in the file)."""
-    factor: float = 1.0
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    original_length: int = 0
+    scaling: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `octavo_kernels.RotaryScaling`. Kind `Divided` without factors: they are the file's `rope_factors`."""
 
 
 @dataclass(frozen=True)

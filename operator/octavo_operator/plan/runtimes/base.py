@@ -22,6 +22,8 @@ class Serving:
     is_cpu: bool
     block_size_tokens: int
     """0 = the runtime's own choice."""
+    launch_table: str = ""
+    """File of launch configurations as the container sees it; empty = none were measured."""
 
     @property
     def engine(self) -> EngineSection:

@@ -24,6 +24,8 @@ def _arguments(serving: Serving) -> list[str]:
         "--tensor-parallel": str(engine.parallelism.tensor),
         "--drain-seconds": str(serving.spec.rollout.drain_seconds),
     }
+    if serving.launch_table:
+        values["--launch-table"] = serving.launch_table
     return ["serve", *(part for pair in values.items() for part in pair)]
 
 
