@@ -186,7 +186,7 @@ _ENGINE_COUNTERS = {
     ),
     "shared_read_tokens_total": (
         "octavo_prefix_cache_shared_read_tokens",
-        "Reads of cached tokens that were saved, because requests of a step share them.",
+        "Reads of cached tokens that were saved, because requests of a step share them; 0 where kernels do not (CPU).",
     ),
 }
 """Field of Stats → name of the metric (without _total) and its description."""

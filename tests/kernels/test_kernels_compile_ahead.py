@@ -7,13 +7,12 @@ nothing: this runs in processes of its own.
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
-
-from tests.kernels.test_kernels_compile import oldest_python  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -27,7 +26,7 @@ if len(sys.argv) > 1:
     sys.path.append(sys.argv[1])
 import torch
 from octavo_kernels.compile_ahead import Target, compile_ahead, recording, usable_cache_folder, use_target
-from octavo_kernels.triton_fused import launch_rms_norm, launch_silu_mul
+from octavo_kernels.triton_fused import launch_gated, launch_rms_norm
 from triton import knobs
 
 target = Target("cuda", 80, 32)
@@ -39,14 +38,14 @@ def step():
     launch_rms_norm(x, x[0], 1e-5, None, out)
     launch_rms_norm(x, x[0], 1e-5, x, out)
     launch_rms_norm(x[:2], x[0], 1e-5, x[:2], out[:2])
-    launch_silu_mul(torch.ones(4, 128, dtype=torch.bfloat16), out)
+    launch_gated(torch.ones(4, 128, dtype=torch.bfloat16), out, "silu")
     return out
 
 
 with recording() as launches:
     out = step()
 assert (out == 7).all(), "a kernel ran while it was recorded"
-assert [launch.name for launch in launches] == ["_rms_norm", "_rms_norm", "_silu_mul"], launches
+assert [launch.name for launch in launches] == ["_rms_norm", "_rms_norm", "_gated_mul"], launches
 
 seen = []
 broken = replace(launches[0], name="_no_such_kernel")
@@ -65,7 +64,7 @@ knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
 for launch in (
     lambda: launch_rms_norm(torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16), 1e-5, None,
                             torch.ones(4, 64, dtype=torch.bfloat16)),
-    lambda: launch_silu_mul(torch.ones(4, 128, dtype=torch.bfloat16), torch.ones(4, 64, dtype=torch.bfloat16)),
+    lambda: launch_gated(torch.ones(4, 128, dtype=torch.bfloat16), torch.ones(4, 64, dtype=torch.bfloat16), "silu"),
 ):
     try:
         launch()
@@ -102,7 +101,5 @@ def test_launches_find_what_processes_compiled_ahead_and_faults_change_nothing(t
     ran(sys.executable, tmp_path)
 
 
-def test_the_oldest_triton_does_the_same(tmp_path, oldest_python):  # noqa: F811
-    import sysconfig
-
+def test_the_oldest_triton_does_the_same(tmp_path, oldest_python):
     ran(oldest_python, tmp_path, sysconfig.get_paths()["purelib"])
