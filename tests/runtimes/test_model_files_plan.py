@@ -65,6 +65,21 @@ def variables(container):
     return {entry["name"]: entry for entry in container["env"]}
 
 
+@pytest.mark.parametrize(
+    ("model", "cpu", "tolerated"),
+    [
+        ({"uri": "pvc://files/model"}, "Allowed", ["amd.com/gpu", "nvidia.com/gpu"]),
+        ({"uri": "pvc://files/model"}, "Required", []),
+        (HUB, "Allowed", []),
+    ],
+)
+def test_the_check_of_a_claim_may_run_where_only_accelerators_nodes_mount_it(model, cpu, tolerated):
+    planned = plan(facts(service(model=model, placement={"cpu": cpu})))
+    check = next(item for item in planned.objects if item["kind"] == "Job")["spec"]["template"]["spec"]
+    assert sorted(item["key"] for item in check.get("tolerations", [])) == tolerated
+    assert all(item["effect"] == "NoSchedule" for item in check.get("tolerations", []))
+
+
 def test_the_token_reaches_the_check_and_the_fetch_and_never_the_server():
     planned, owned, _ = proven(service(model=HUB))
     check = next(item for item in owned if item["kind"] == "Job")["spec"]["template"]["spec"]["containers"][0]

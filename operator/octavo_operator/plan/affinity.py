@@ -99,4 +99,9 @@ def vendor_tolerations(key: TypeKey) -> list[Manifest]:
     """The taint that keeps other pods off accelerators; nothing for a type without any."""
     if key.is_cpu:
         return []
-    return [{"key": VENDOR_TAINTS[Vendor(key.vendor)], "operator": "Exists", "effect": "NoSchedule"}]
+    return [vendor_toleration(Vendor(key.vendor))]
+
+
+def vendor_toleration(vendor: Vendor) -> Manifest:
+    """Accepts the taint of a vendor's accelerators."""
+    return {"key": VENDOR_TAINTS[vendor], "operator": "Exists", "effect": "NoSchedule"}

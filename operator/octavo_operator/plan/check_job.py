@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from octavo_operator.api.inference_service import InferenceServiceSpec
+from octavo_operator.api.placement_section import CPUPolicy
 
 from . import server_contract as contract
+from .admission import VENDOR_TAINTS
+from .affinity import vendor_toleration
 from .facts import Facts, Manifest, digest
 from .model_source import credentials, escaped, for_runtime, is_fetched, model_location, model_volume
 from .objects import owned
@@ -109,6 +112,10 @@ def check_job(facts: Facts, spec: InferenceServiceSpec, image: str, attempt: int
         "volumes": volumes + model_volumes,
     }
     place(pod, spec.placement)
+    if model_volumes and spec.placement.cpu != CPUPolicy.REQUIRED:
+        # A volume of accelerators' nodes can be mounted nowhere else; the check itself takes no accelerator.
+        found = pod.setdefault("tolerations", [])
+        found += [item for item in map(vendor_toleration, VENDOR_TAINTS) if item not in found]
     template = {"metadata": {"labels": labels}, "spec": pod}
     job = owned(facts, "batch/v1", "Job", name, labels=labels, spec={"backoffLimit": 1, "template": template})
     if attempt > 1:
