@@ -18,6 +18,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("image/pullPolicy", {"image": {"pullPolicy": "Sometimes"}}),
     ("image/repository", {"image": {"repository": ""}}),
     ("serverImages", {"serverImages": []}),
+    ("imageRegistry", {"imageRegistry": "https://registry.example"}),
     ("serverImages/0/cuda", {"serverImages": [{"name": "x", "image": "y", "cuda": "twelve"}]}),
     ("serverImages/0", {"serverImages": [{"name": "x"}]}),
     ("watchNamespaces/0", {"watchNamespaces": ["Not_A_Namespace"]}),
