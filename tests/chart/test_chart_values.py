@@ -29,6 +29,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("logLevel", {"logLevel": "loud"}),
     ("podLabels/team", {"podLabels": {"team": 1}}),
     ("extraEnv/0/name", {"extraEnv": [{"name": "NOT VALID"}]}),
+    ("calibration/priorityClass/value", {"calibration": {"priorityClass": {"value": 5}}}),
     ("policy/filePrefixes/0", {"policy": {"filePrefixes": ["models"]}}),
     ("models/hubEndpoint", {"models": {"hubEndpoint": "hub.example"}}),
     ("models/cacheClaim", {"models": {"cacheClaim": "Not_A_Claim"}}),

@@ -141,10 +141,10 @@ def _held(facts: Facts, resolution: Resolution) -> str:
     seen = [facts.views_by_name[name] for name in nodes if name in facts.views_by_name]
     notes = [note for item in seen for note in item.notes]
     notes += [note for note in resolution.notes if any(product in note for product in products)]
-    told = "; ".join([*dict.fromkeys(notes)][:NAMED_NODES]) or "bring the nodes or their labels back"
+    told = "".join(f"; {note}" for note in [*dict.fromkeys(notes)][:NAMED_NODES])
     message = (
         f"replicas on {', '.join(products)} (node type {', '.join(types)}) are held as they run{where}: none of its"
-        f" nodes can be seen with labels that fit; {told}, or change placement"
+        f" nodes can be seen with labels that fit{told}; bring the nodes or their labels back, or change placement"
     )
     if not resolution.types and resolution.image_reason not in ("Resolved", "NoNodeFits"):
         message += f"; started anew they would not run: {resolution.image_message}"
