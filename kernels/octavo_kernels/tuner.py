@@ -63,7 +63,7 @@ def tune(
         capability_of(place),
         (),
         {
-            "octavo-kernels": metadata.version("octavo-kernels") if _is_installed() else "unknown",
+            "octavo-kernels": _own_version(),
             "torch": torch.__version__,
             "triton": triton_version() or "none",
         },
@@ -150,5 +150,9 @@ def _refusals() -> tuple[type[Exception], ...]:
     return (RuntimeError, ValueError, CompilationError, OutOfResources, PTXASError)
 
 
-def _is_installed() -> bool:
-    return bool(metadata.packages_distributions().get("octavo_kernels"))
+def _own_version() -> str:
+    try:
+        return metadata.version("octavo-kernels")
+    except metadata.PackageNotFoundError:
+        # Imported from a folder on the path, without the package's metadata.
+        return "unknown"

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import metadata
 
 import octavo_kernels
 import pytest
@@ -89,6 +90,11 @@ def test_tuning_in_host_memory_gives_a_table_that_attention_takes():
     assert "default" in lines[0]
     assert lines[-1].startswith("attention.cpu 4:2 × 64, page 16:")
     assert PagedAttention(SHAPE, launch_table=table).launch_reason is None
+
+
+def test_a_table_names_the_version_of_the_kernels_that_it_was_measured_with():
+    table = octavo_kernels.tune(SHAPE, device="cpu", seconds=0.01)
+    assert table.versions["octavo-kernels"] == metadata.version("octavo-kernels")
 
 
 def test_tune_refuses_no_shapes_and_no_time():
