@@ -18,6 +18,7 @@ from octavo_kernels.shape import AttentionShape
 
 # Gathered keys and values that fit a core's second-level cache are attended from there; larger groups were slower.
 GROUP_BYTES = 768 * 1024
+MOST_GROUP_BYTES = 1 << 40
 CPU_KERNEL = "attention.cpu"
 """The CPU backend's name in launch tables."""
 
@@ -64,9 +65,21 @@ class Group:
 
 
 def group_bytes_of(table: LaunchTable, shape: AttentionShape) -> int:
-    """Bytes of keys and values that one call gathers at most: the table's, else GROUP_BYTES."""
-    found = table.find(CPU_KERNEL, launch_shape(shape)) or {}
-    return found.get("group_bytes", GROUP_BYTES)
+    """Bytes of keys and values that one call gathers at most: the table's, else GROUP_BYTES.
+
+    Raises ValueError where the table's row for this kernel names anything else, or a size that cannot be meant.
+    """
+    found = table.find(CPU_KERNEL, launch_shape(shape))
+    if found is None:
+        return GROUP_BYTES
+    if set(found) != {"group_bytes"}:
+        named = ", ".join(sorted(found)) or "nothing"
+        raise ValueError(f"launch table: {CPU_KERNEL} has {named}; a launch has group_bytes")
+    if not 1 <= found["group_bytes"] <= MOST_GROUP_BYTES:
+        raise ValueError(
+            f"launch table: {CPU_KERNEL} has group_bytes {found['group_bytes']}; it must be 1 to {MOST_GROUP_BYTES}"
+        )
+    return found["group_bytes"]
 
 
 def plan_groups(batch: Batch, shape: AttentionShape, window: int | None, group_bytes: int = GROUP_BYTES) -> list[Group]:

@@ -102,6 +102,21 @@ def test_another_gpus_table_serves_nothing_and_says_so():
     assert attention.launch_reason.startswith("the launch table was measured on NVIDIA H200 (9.0); cpu is cpu")
 
 
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        ({}, "attention.cpu has nothing; a launch has group_bytes"),
+        ({"num_warps": 4}, "attention.cpu has num_warps; a launch has group_bytes"),
+        ({"group_bytes": 0}, "group_bytes 0; it must be 1 to"),
+        ({"group_bytes": 10**15}, "group_bytes 1000000000000000; it must be 1 to"),
+    ],
+)
+def test_a_launch_for_host_memory_that_means_nothing_is_refused_by_name(launch, message):
+    table = LaunchTable("cpu", "cpu", (LaunchRow("attention.cpu", {}, launch),))
+    with pytest.raises(ValueError, match=message):
+        PagedAttention(AttentionShape(4, 2, 64, 16, torch.float32), launch_table=table)
+
+
 def test_a_table_for_host_memory_sets_how_much_one_call_gathers():
     shape = AttentionShape(4, 2, 64, 16, torch.float32)
     row = LaunchRow("attention.cpu", {"head_size": 64}, {"group_bytes": 1})
