@@ -170,7 +170,7 @@ def octavo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Octavo]:
         chart = str(ROOT / "charts" / "octavo")
         system.helm(
             "upgrade", "--install", "octavo", chart, "-n", OPERATOR_NAMESPACE, "-f", str(values_file),
-            "--set", "policy.priorityClasses={no-such-class}",
+            "--set", "policy.priorityClasses={no-such-class}", "--set", "policy.tokenEndpoints={*}",
         )  # fmt: skip
         system.kubectl("rollout", "status", "deployment/octavo-operator", "-n", OPERATOR_NAMESPACE, "--timeout=90s")
         yield system
