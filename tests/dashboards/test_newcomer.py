@@ -59,7 +59,7 @@ def alerts(scene: Scene) -> dict[str, dict[str, Any]]:
     """Firing alerts by name."""
     try:
         found = scene.ask("alerts")["alerts"]
-    except httpx.TransportError:
+    except (httpx.TransportError, httpx.HTTPStatusError):  # it answers 503 while it reads its files
         return {}
     return {item["labels"]["alertname"]: item for item in found if item["state"] == "firing"}
 
