@@ -130,6 +130,7 @@ def mirrored(endpoint, secret=True, uri="hf://org/name"):
         (mirrored("https://evil.com"), "https://evil.com would be sent the token of Secret robot-token"),
         (mirrored("https://hub.example"), "policy.tokenEndpoints: https://hub.example/mirror/"),
         (mirrored("https://hub.example/mirrors"), "hub.example/mirrors"),
+        (mirrored("https://hub.example/mirror/../others"), "hub.example/mirror/../others"),
         (mirrored("http://hub.example/mirror"), "http://hub.example"),
         (mirrored("https://hub.example:8443/mirror"), ":8443"),
         (mirrored("https://hub.example.evil.com/mirror"), "evil.com"),

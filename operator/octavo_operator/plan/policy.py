@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
+from urllib.parse import urlsplit
 
 from octavo_operator.api.inference_service import InferenceServiceSpec
 from octavo_operator.api.placement_section import Resources, Toleration, TolerationOperator
@@ -92,8 +93,10 @@ def _arguments(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[s
 def endpoint_allowed(endpoint: str, allowed: Sequence[str]) -> bool:
     """Whether an address lies below an allowed one: `https://m.example` admits https://m.example/hub, and neither
     https://m.example.evil.com nor another port."""
-    stems = [each.rstrip("/") for each in allowed]
-    return EVERYTHING in allowed or any(f"{endpoint}/".startswith(f"{stem}/") for stem in stems if stem)
+    given, bounds = urlsplit(endpoint), map(urlsplit, allowed)
+    return EVERYTHING in allowed or any(
+        given[:2] == bound[:2] and lies_below(given.path or "/", bound.path or "/") for bound in bounds
+    )
 
 
 def _endpoint(spec: InferenceServiceSpec, settings: PlanSettings) -> Iterable[str]:
