@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
+
+from benchmarks.operator_process import wait_until
 
 from .prometheus import PrometheusMissing, programs
 from .scene import ROOT, Scene, running
@@ -135,20 +136,6 @@ def draw_board(scene: Scene, board: dict[str, Any], begin: float, end: float, ta
     Image.open(target).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(target, optimize=True)
 
 
-def wait_up(scene: Scene) -> None:
-    """Until Prometheus has scraped all of it once."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            if len(scene.ask("query", query="up == 1")["result"]) >= 3:
-                return
-        except httpx.TransportError:
-            # It still starts.
-            pass
-        time.sleep(0.5)
-    raise TimeoutError("Prometheus did not scrape everything within a minute")
-
-
 def live(scene: Scene, load: Sequence[tuple[int, int]], say: Callable[[str], object]) -> None:
     """The load, step by step; new pods become targets as they come."""
     for number, (seconds, clients) in enumerate(load):
@@ -171,7 +158,7 @@ def draw(folder: Path, load: Sequence[tuple[int, int]], say: Callable[[str], obj
         tempfile.TemporaryDirectory(prefix="octavo-boards-") as place,
         running(Path(place), prometheus, spec={"engine": ENGINE}) as scene,
     ):
-        wait_up(scene)
+        wait_until(lambda: scene.targets_up() >= 3, "Prometheus scraped everything")
         begin = time.time()
         live(scene, load, say)
         for path in sorted((ROOT / "dashboards" / "grafana").glob("*.json")):

@@ -64,11 +64,23 @@ class Scene:
     _senders: list[tuple[threading.Thread, threading.Event]] = field(default_factory=list)
 
     def ask(self, path: str, **parameters: Any) -> Any:
-        """`data` of an answer of Prometheus's interface. Raises httpx.HTTPError."""
+        """`data` of an answer of Prometheus's interface.
+
+        Raises httpx.TransportError while Prometheus starts, else httpx.HTTPStatusError.
+        """
         answer = httpx.get(f"{self.prometheus}/api/v1/{path}", params=parameters, timeout=30)
+        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            raise httpx.ConnectError(f"Prometheus still reads its files: {answer.text}", request=answer.request)
         if answer.status_code != 200:
             raise httpx.HTTPStatusError(f"{parameters}: {answer.text}", request=answer.request, response=answer)
         return answer.json()["data"]
+
+    def targets_up(self) -> int:
+        """How many targets the last scrapes reached; 0 while Prometheus starts."""
+        try:
+            return len(self.ask("query", query="up == 1")["result"])
+        except httpx.TransportError:
+            return 0
 
     def send(self, clients: int, tokens: int = 24) -> None:
         """So many clients ask at once from now on."""

@@ -17,12 +17,12 @@ import pytest
 import yaml
 
 from tests.chart.monitoring_kinds import monitoring_crds
+from tests.frame.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 CHART_README = ROOT / "charts" / "octavo" / "README.md"
 MONITORING = ROOT / "docs" / "how-to" / "monitor.md"
-FENCE = re.compile(r"^```([\w-]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUIET = {"text", "yaml", "promql"}
 """Languages of blocks that hold no commands; a fence without a language is taken for commands."""
 INDIRECT = {"make test": "what .ci/run calls, and with it whoever runs this"}
@@ -33,11 +33,6 @@ MAKES_OWN = {"ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "ONCE"
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
-def blocks(path: Path) -> list[tuple[str, str]]:
-    """(language, content) of each fenced block."""
-    return FENCE.findall(path.read_text(encoding="utf-8"))
-
-
 def commands(block: str) -> list[str]:
     """Commands of a block: joined where a line goes on, without comments."""
     joined = re.sub(r"\\\n\s*", "", block)
@@ -46,7 +41,7 @@ def commands(block: str) -> list[str]:
 
 
 def told(path: Path) -> list[str]:
-    return [line for language, content in blocks(path) if language not in QUIET for line in commands(content)]
+    return [line for block in blocks(path) if block.language not in QUIET for line in commands(block.text)]
 
 
 def is_executed(command: str) -> bool:
@@ -117,7 +112,7 @@ def test_the_commands_of_the_readme_do_what_it_says(shell):
 
 
 def test_the_readmes_inference_service_is_taken_by_the_api_server(shell):
-    [(_, text)] = [block for block in blocks(README) if block[0] == "yaml"]
+    [text] = [block.text for block in blocks(README) if block.language == "yaml"]
     assert yaml.safe_load(text)["kind"] == "InferenceService"
     (shell.folder / "service.yaml").write_text(text)
     shell.run(f"kubectl apply --server-side --dry-run=server --validate=strict -f {shell.folder}/service.yaml")

@@ -8,18 +8,20 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-import httpx
 import pytest
 
+from benchmarks.operator_process import wait_until
 from dashboards.alerts import RECORDINGS
 from dashboards.boards import BOARDS
 from dashboards.panels import every_panel
 from dashboards.scene import Scene, running
 
 pytestmark = pytest.mark.cluster
+until = partial(wait_until, seconds=120)
 Series = list[dict[str, Any]]
 
 
@@ -27,13 +29,6 @@ def query(scene: Scene, expression: str) -> Series:
     filled = expression.replace("$__rate_interval", "30s").replace("$namespace", ".*").replace("$service", ".*")
     result: Series = scene.ask("query", query=filled)["result"]
     return result
-
-
-def until(condition: Callable[[], Any], what: str, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.5)
 
 
 def answers(scene: Scene, expression: str) -> Series:
@@ -47,7 +42,7 @@ def answers(scene: Scene, expression: str) -> Series:
             scene.kubectl("annotate", "ois", "smollm2", f"octavo.test/asked={time.monotonic()}", "--overwrite")
         return bool(found)
 
-    until(asked, f"data for {expression}", 90)
+    until(asked, f"data for {expression}", seconds=90)
     return found
 
 
@@ -58,10 +53,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory, prometheus_programs: dict[
         scene.send(1)
 
         def up() -> bool:
-            try:
-                return len(query(scene, "up == 1")) == 3 and bool(query(scene, "octavo_desired_replicas"))
-            except httpx.TransportError:
-                return False
+            return scene.targets_up() == 3 and bool(query(scene, "octavo_desired_replicas"))
 
         until(up, "Prometheus scrapes the operator, the model's pod and the one with an old driver")
         scene.refuse_one(lambda: query(scene, "octavo_operator_reconcile_errors_total > 0"))

@@ -26,6 +26,17 @@ SCRIPTED_ENGINE = Path(__file__).parent / "scripted_engine.py"
 DUMMY_ENGINE = Path(__file__).parents[2] / "benchmarks" / "http_engine.py"
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """torch computes in one thread: the same sums in the same order, and no fight for cores with other processes."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     """SmolLM2-135M-Instruct as GGUF, out of the package that ships it."""

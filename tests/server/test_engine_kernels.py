@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +15,7 @@ from octavo_server.engine.graphs import buckets
 from octavo_server.engine.messages import Progress
 from octavo_server.engine.startup import start
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_rehearsal_goes_through_the_largest_step_and_all_graphs_and_leaves_the_model_whole(tiny_model: Path) -> None:

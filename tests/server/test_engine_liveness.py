@@ -6,7 +6,6 @@ Scheduler, blocks, batches, delivery and sampling are the real ones; the model a
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -43,12 +42,7 @@ FOLLOWING = noise(torch.arange(VOCABULARY)).argmax(dim=1).tolist()
 """Greedy choice after each token."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tiny_engine(*, overlaps: bool, prefix_caching: bool) -> Engine:

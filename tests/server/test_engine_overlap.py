@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from octavo_server.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from octavo_server.engine.core import Engine
 from octavo_server.engine.messages import Abort, Finished, Outputs, SamplingParams, Submit
@@ -19,12 +17,7 @@ from octavo_server.engine.startup import start
 VOCABULARY = 64
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def begin(model: Path, *, overlaps: bool, blocks: int = 65) -> Engine:

@@ -62,7 +62,7 @@ class LimitBody:
                 param="content-encoding",
                 code="unsupported_encoding",
             )
-            await error.response({"connection": "close"}, request_id=request_id(scope))(scope, receive, send)
+            await _refuse(error, scope, receive, send)
             return
         length = headers.get("content-length", "0")
         parts: list[bytes] = []
@@ -87,7 +87,7 @@ class LimitBody:
                 param="body",
                 code="body_too_large",
             )
-            await error.response({"connection": "close"}, request_id=request_id(scope))(scope, receive, send)
+            await _refuse(error, scope, receive, send)
             return
         body: Message | None = {"type": "http.request", "body": b"".join(parts), "more_body": False}
 
@@ -115,3 +115,8 @@ class Closing:
             await send(message)
 
         await self._app(scope, receive, with_header if scope["type"] == "http" else send)
+
+
+async def _refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers before the body is read, so that the connection cannot serve another request."""
+    await error.response({"connection": "close"}, request_id=request_id(scope))(scope, receive, send)

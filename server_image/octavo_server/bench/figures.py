@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 TIMES = {
     "time_to_first_token_ms": "time to first token, ms",
@@ -54,10 +56,7 @@ class Record:
 
 def percentile(ordered: Sequence[float], share: float) -> float:
     """Of sorted values, by linear interpolation between the nearest two; there must be one."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return float(np.quantile(ordered, share))
 
 
 def spread(values: Iterable[float]) -> dict[str, float] | None:

@@ -129,10 +129,11 @@ def measure(
     _rounds(sweep, entries, begin + DEFAULTS_SHARE * budget_seconds)
     _search(sweep, begin + SEARCH_SHARE * budget_seconds)
     _rounds(sweep, [*entries, *((size, True) for size in sweep.tables)], sweep.ends)
-    for item in sweep.results():
+    results = sweep.results()
+    for item in results:
         words = f"decode {item.decode_microseconds:.0f} µs ± {100 * item.noise:.0f} %"
         _LOG.info("block size %d: %s, prefill %.0f µs", item.block_size_tokens, words, item.prefill_microseconds)
-    return sweep.results()
+    return results
 
 
 def _rounds(sweep: _Sweep, entries: Sequence[Plain], until: float) -> None:
