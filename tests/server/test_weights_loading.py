@@ -160,6 +160,14 @@ def test_a_scaling_of_angles_that_means_nothing_is_named_when_the_model_loads(tm
         ({"quantization_config": {"quant_method": "awq"}}, "FormatUnsupported", "awq"),
         ({"hidden_size": None}, "ModelUnreadable", "config.json"),
         ({"num_hidden_layers": 0}, "ModelUnreadable", "layers"),
+        # Names of so many layers would fill memory before one of them is missed.
+        ({"num_hidden_layers": 10**30}, "ModelUnreadable", "num_hidden_layers is 1000.* from 1 to 10000"),
+        ({"num_attention_heads": 0}, "ModelUnreadable", "num_attention_heads is 0, and must be a whole number from 1"),
+        ({"vocab_size": "many"}, "ModelUnreadable", "vocab_size is many"),
+        ({"rms_norm_eps": float("nan")}, "ModelUnreadable", "rms_norm_eps is nan"),
+        ({"sliding_window": float("inf")}, "ModelUnreadable", "config.json"),
+        ({"architectures": 7}, "ArchitectureUnsupported", "7"),
+        ({"quantization_config": "int4"}, "FormatUnsupported", "quantization_config int4"),
     ],
 )
 def test_a_model_that_would_be_served_wrongly_is_refused_with_what_is_wrong(
