@@ -179,6 +179,36 @@ def test_a_model_that_would_be_served_wrongly_is_refused_with_what_is_wrong(
     assert "\n" not in refused.value.message
 
 
+def gguf(*entries: bytes) -> bytes:
+    """A GGUF file of metadata alone."""
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + b"".join(entries)
+
+
+def entry(key: str, kind: int, value: bytes) -> bytes:
+    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
+
+
+LLAMA = entry("general.architecture", 8, struct.pack("<Q", 5) + b"llama")
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (gguf(entry("a", 9, struct.pack("<IQ", 9, 1) * 5000)), "GGUF header"),
+        (gguf(entry("general.alignment", 4, struct.pack("<I", 0))), "GGUF header"),
+        (gguf(LLAMA, entry("llama.attention.head_count", 4, bytes(4))), "llama.attention.head_count is 0"),
+        (gguf(LLAMA, entry("llama.attention.head_count", 8, struct.pack("<Q", 1) + b"x")), "head_count is x"),
+    ],
+)
+def test_a_gguf_header_that_lies_is_a_reason_in_words_and_no_exception(
+    tmp_path: Path, content: bytes, named: str
+) -> None:
+    (tmp_path / "x.gguf").write_bytes(content + bytes(64))
+    with pytest.raises(ModelError, match=named) as refused:
+        inspect(str(tmp_path / "x.gguf"))
+    assert refused.value.reason == "ModelUnreadable"
+
+
 def test_missing_damaged_and_ambiguous_files_have_a_reason_each(tmp_path: Path, model_path: Path) -> None:
     def reason(path: Path, format: str = "Auto") -> str:
         with pytest.raises(ModelError) as refused:
