@@ -35,8 +35,8 @@ _URI_RULES = rules(
     ),
     rule(
         f"!self.startsWith('pvc://') || self.matches('{PVC_URI}')",
-        "model.uri with pvc:// must be pvc://<claim>/<path inside the claim>: a claim's name of at most 253 small "
-        "letters, digits, . and -, and a path of letters, digits and ._+=@~:,/- alone",
+        "model.uri with pvc:// must be pvc://<claim>/<path inside the claim>: a claim's name (253 characters at most, "
+        "small letters, digits, . and - alone), and a path of letters, digits and ._+=@~:,/- alone",
     ),
     rule(
         f"!self.startsWith('file://') || self.matches('{FILE_URI}')",
