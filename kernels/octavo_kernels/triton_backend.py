@@ -32,8 +32,8 @@ LITTLE_BYTES = 400_000_000
 LEAST_SAVED_BYTES = 32 * 2**20
 # Parts that long tiles' work is divided among, per multiprocessor.
 PARTS_PER_PROCESSOR = 2
-# Blocks of keys that a part of the last round of long tiles has at least, by split_last_round.
-LEAST_LAST_BLOCKS = 16
+# Blocks of keys that a part of the last round of long tiles has at least, by split_last_round; 0: it stays whole.
+LEAST_LAST_BLOCKS = 0
 
 
 @dataclass(frozen=True)
