@@ -8,17 +8,14 @@ import torch.nn.functional as F
 from octavo_kernels.compat import uses_triton
 
 
-def silu_mul(
-    gate_up: torch.Tensor, out: torch.Tensor | None = None, *, following: torch.Tensor | None = None
-) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """silu(gate) · up, as in models of the Llama shape.
 
     gate_up: `[tokens, 2·n]`, gate first; float16, bfloat16, float32 or float64.
     out: `[tokens, n]` receives the result; None allocates.
-    following: the weight that the next product reads, optional: a GPU may bring a part of it near (prefetch.py).
     Returns out. Raises ValueError where a shape does not fit.
     """
-    return _gated(gate_up, out, "silu", following)
+    return _gated(gate_up, out, "silu")
 
 
 def gelu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, approximate: bool = True) -> torch.Tensor:
@@ -31,9 +28,7 @@ def gelu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, approxim
     return _gated(gate_up, out, "gelu_tanh" if approximate else "gelu")
 
 
-def _gated(
-    gate_up: torch.Tensor, out: torch.Tensor | None, activation: str, following: torch.Tensor | None = None
-) -> torch.Tensor:
+def _gated(gate_up: torch.Tensor, out: torch.Tensor | None, activation: str) -> torch.Tensor:
     if gate_up.shape[-1] % 2:
         raise ValueError(f"gate_up has {gate_up.shape[-1]} columns; it must have an even number, gate first, then up")
     expected = (*gate_up.shape[:-1], gate_up.shape[-1] // 2)
@@ -44,7 +39,7 @@ def _gated(
         from octavo_kernels.triton_fused import launch_gated
 
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2) if out is None else out
-        launch_gated(gate_up, out, activation, following)
+        launch_gated(gate_up, out, activation)
         return out
     gate, up = gate_up.chunk(2, dim=-1)
     if activation == "silu":

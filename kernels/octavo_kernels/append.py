@@ -55,7 +55,6 @@ def rope_append_kv(
     norm_eps: float = 1e-6,
     scales: torch.Tensor | None = None,
     plan: AppendPlan | None = None,
-    following: torch.Tensor | None = None,
 ) -> None:
     """Normalises (where asked) and rotates q and k, in place, and appends k and v: one launch on a GPU.
 
@@ -70,7 +69,6 @@ def rope_append_kv(
         norm_eps) · weight before it is rotated (Henry et al. 2020, query-key normalisation, as RMSNorm), in float32 and
         without rounding between. Both or none.
     plan: this step's `plan_append` with positions and cos_sin, optional.
-    following: the weight of the product behind attention, optional: a GPU may bring part of it near (prefetch.py).
     Raises ValueError where a tensor's shape, dtype or layout is wrong.
     """
     _check(k, v, kv, slot_mapping, scales)
@@ -92,7 +90,6 @@ def rope_append_kv(
             k_norm=k_norm,
             norm_eps=norm_eps,
             scales=scales,
-            following=following,
         )
         return
     if plan is None:

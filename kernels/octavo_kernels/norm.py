@@ -16,8 +16,6 @@ def rms_norm(
     eps: float,
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-    *,
-    following: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x / sqrt(mean(x²) + eps) · weight over the last dimension (Zhang and Sennrich 2019), in float32 inside.
 
@@ -25,7 +23,6 @@ def rms_norm(
     weight: `[hidden]`.
     residual: `[tokens, hidden]` or None. Given, it becomes residual + x **in place**, and that sum is normalised.
     out: `[tokens, hidden]` receives the result; may be x. None allocates.
-    following: the weight that the next product reads, optional: a GPU may bring a part of it near (prefetch.py).
     Returns out.
     """
     if weight.shape != x.shape[-1:]:
@@ -41,7 +38,7 @@ def rms_norm(
         from octavo_kernels.triton_fused import launch_rms_norm
 
         out = torch.empty_like(x) if out is None else out
-        launch_rms_norm(x, weight, eps, residual, out, following)
+        launch_rms_norm(x, weight, eps, residual, out)
         return out
     if residual is not None:
         x = residual.add_(x)

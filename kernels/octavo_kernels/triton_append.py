@@ -5,9 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_kernels.prefetch import APPEND_BYTES, PROGRAMS, overlaps, prefetch_of
 from octavo_kernels.shape import FP8
-from octavo_kernels.triton_prefetch import bring_near
 
 
 @triton.jit
@@ -58,9 +56,6 @@ def _rope_append(
     stride_page,
     stride_kind,
     stride_kv_head,
-    next_ptr,
-    next_stride,
-    next_chunks,
     QUERY_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
@@ -74,21 +69,9 @@ def _rope_append(
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     FIRST_PART: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1) + FIRST_PART
-    if PREFETCH > 0:
-        tokens = tl.num_programs(0) - PREFETCH
-        if token >= tokens:
-            # Programs past the tokens' bring the weight of the product behind attention near.
-            program = (tl.program_id(0) - tokens) * tl.num_programs(1) + tl.program_id(1)
-            bring_near(next_ptr, next_stride, next_chunks, program, PREFETCH * tl.num_programs(1), 128)
-            return
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
     head = tl.arange(0, BLOCK_HEADS)
     slot = tl.load(slots_ptr + token)
     writes = slot >= 0
@@ -196,7 +179,6 @@ def launch_append(
     k_norm: torch.Tensor | None = None,
     norm_eps: float = 0.0,
     scales: torch.Tensor | None = None,
-    following: torch.Tensor | None = None,
 ) -> None:
     """append_kv (q, positions and cos_sin None) and rope_append_kv; arguments as theirs, already checked."""
     tokens, kv_heads, head_size = k.shape
@@ -206,10 +188,7 @@ def launch_append(
     rope_size = 0 if cos_sin is None else cos_sin.shape[1]
     first_part = 1 if cos_sin is None else 0
     in_bytes = kv.dtype == FP8
-    near = prefetch_of(following, tokens, APPEND_BYTES)
-    rows = 0 if near is None else triton.cdiv(PROGRAMS, 3 - first_part)
-    overlap = k.is_cuda and overlaps(k.device.index)
-    _rope_append[(tokens + rows, 3 - first_part)](
+    _rope_append[(tokens, 3 - first_part)](
         query,
         k,
         v,
@@ -231,9 +210,6 @@ def launch_append(
         kv.stride(0),
         kv.stride(1),
         kv.stride(2),
-        k if near is None else following,
-        0 if near is None else near.stride,
-        0 if near is None else near.chunks,
         QUERY_HEADS=query.shape[1],
         KV_HEADS=kv_heads,
         HEAD_SIZE=head_size,
@@ -247,8 +223,5 @@ def launch_append(
         BLOCK_PAIRS=max(1, triton.next_power_of_2(rope_size // 2)),
         BLOCK_D=triton.next_power_of_2(head_size),
         FIRST_PART=first_part,
-        PREFETCH=rows,
-        OVERLAP=overlap,
         num_warps=4,
-        **({"launch_pdl": True} if overlap else {}),
     )

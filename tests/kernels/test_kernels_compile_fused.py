@@ -35,7 +35,7 @@ TYPES = {
     **dict.fromkeys(("largest_ptr", "row_largest_ptr"), "*fp32"),
     **dict.fromkeys(("repetition_ptr", "presence_ptr", "frequency_ptr"), "*fp32"),
     **dict.fromkeys(("x_ptr", "weight_ptr", "residual_ptr", "gate_up_ptr"), "*fp16"),
-    **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "kv_ptr", "next_ptr"), "*fp16"),
+    **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "kv_ptr"), "*fp16"),
 }
 
 
@@ -79,15 +79,12 @@ if KIND == "sampling":
         compile(truncate_and_draw, {**lists, **one, "WIDTH": 2048}, num_warps=8, **exact)
         compile(penalize, {"BLOCK": 256}, num_warps=4, **exact)
 else:
-    rows = {"out_ptr": "*fp16", "next_ptr": "*fp16"}
-    overlap = {"OVERLAP": ARCHITECTURE >= 90}
-    near = {"PREFETCH": 8 if ARCHITECTURE >= 90 else 0, **overlap}
-    compile(_rms_norm, {"HAS_RESIDUAL": True, "BLOCK": 4096, "LANES": 256, **near}, rows, num_warps=8)
-    compile(_rms_norm, {"HAS_RESIDUAL": False, "BLOCK": 1024, "LANES": 64, **overlap, "PREFETCH": 0}, rows, num_warps=2)
+    rows = {"out_ptr": "*fp16"}
+    compile(_rms_norm, {"HAS_RESIDUAL": True, "BLOCK": 4096}, rows, num_warps=8)
+    compile(_rms_norm, {"HAS_RESIDUAL": False, "BLOCK": 1024}, rows, num_warps=2)
     for activation in ("silu", "gelu", "gelu_tanh"):
-        compile(_gated_mul, {"ACTIVATION": activation, "BLOCK": 1024, "LANES": 128, **near}, rows, num_warps=4)
+        compile(_gated_mul, {"ACTIVATION": activation, "BLOCK": 1024}, rows, num_warps=4)
     heads = {"QUERY_HEADS": 6, "KV_HEADS": 2, "HEAD_SIZE": 80, "PAGE_SIZE": 16, "BLOCK_HEADS": 8, "BLOCK_D": 128}
-    heads |= near
     plain = {"NORMED": False, "SCALED": False, "FP8_BITS": False}
     pairs = {"ROPE_SIZE": 64, "BLOCK_PAIRS": 32, "FIRST_PART": 0}
     compile(_rope_append, {**heads, **plain, **pairs, "INTERLEAVED": False}, num_warps=4)

@@ -18,7 +18,7 @@ from octavo_kernels import (
     silu_mul,
 )
 
-from octavo_server.models.linear import Linear, floats, make_linear, weight_of
+from octavo_server.models.linear import Linear, floats, make_linear
 from octavo_server.weights import FourBitWeight, ModelError, ModelSource, ModelSpec
 from octavo_server.weights.four_bit import join
 
@@ -67,7 +67,6 @@ class Decoder:
         self._layers = layers
         self._final_norm = final_norm
         self._head = floats(head)
-        self._head_weight = weight_of(head)
         self._cos_sin = cos_sin
         self._heads = [spec.query_heads, spec.kv_heads, spec.kv_heads]
 
@@ -101,28 +100,20 @@ class Decoder:
         residual = F.embedding(step.tokens, self._embedding).to(self.dtype)
         out = torch.empty(count, spec.query_heads, spec.head_size, dtype=self.dtype, device=residual.device)
         flat_out = out.view(count, -1)
-        first = self._layers[0]
-        hidden = rms_norm(residual, first.attention_norm, epsilon, following=weight_of(first.qkv))
+        hidden = rms_norm(residual, self._layers[0].attention_norm, epsilon)
         for index, layer in enumerate(self._layers):
             q, k, v = torch.split(layer.qkv(hidden).view(count, -1, spec.head_size), self._heads, dim=1)
-            rope_append_kv(
-                *(q, k, v, step.positions, self._cos_sin, pool[index], step.slot_mapping),
-                plan=plan,
-                following=weight_of(layer.o),
-            )
+            rope_append_kv(q, k, v, step.positions, self._cos_sin, pool[index], step.slot_mapping, plan=plan)
             last = index + 1 == len(self._layers)
             if last and step.logit_rows is not None and step.logit_rows.shape[0] == 0:
                 return torch.empty(0, spec.vocabulary_size, dtype=torch.float32, device=residual.device)
             attention.run(q, pool[index], out)
             if last and step.logit_rows is not None:
                 flat_out, residual = flat_out[step.logit_rows], residual[step.logit_rows]
-            hidden = layer.o(flat_out)
-            hidden = rms_norm(hidden, layer.mlp_norm, epsilon, residual=residual, following=weight_of(layer.gate_up))
-            hidden = layer.down(silu_mul(layer.gate_up(hidden), following=weight_of(layer.down)))
-            norm, following = self._final_norm, self._head_weight
-            if not last:
-                norm, following = self._layers[index + 1].attention_norm, weight_of(self._layers[index + 1].qkv)
-            hidden = rms_norm(hidden, norm, epsilon, residual=residual, following=following)
+            hidden = rms_norm(layer.o(flat_out), layer.mlp_norm, epsilon, residual=residual)
+            hidden = layer.down(silu_mul(layer.gate_up(hidden)))
+            norm = self._final_norm if last else self._layers[index + 1].attention_norm
+            hidden = rms_norm(hidden, norm, epsilon, residual=residual)
         return self._head(hidden)
 
 

@@ -41,22 +41,17 @@ class ExactLinear:
     """x · Wᵀ + b in the weight's dtype."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight = weight.contiguous()
-        self.bias = bias
+        self._weight = weight.contiguous()
+        self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self._weight, self._bias)
 
     def floats(self, x: torch.Tensor) -> torch.Tensor:
         """The product in float32; a GPU writes it so without rounding it to the weight's dtype first. No bias."""
         if x.device.type == "cpu" or x.dtype == torch.float32:
-            return F.linear(x, self.weight).float()
-        return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
-
-
-def weight_of(linear: Linear) -> torch.Tensor | None:
-    """The matrix that a layer reads, `[out, in]`; None where it holds another form."""
-    return linear.weight if isinstance(linear, ExactLinear) else None
+            return F.linear(x, self._weight).float()
+        return torch.mm(x, self._weight.t(), out_dtype=torch.float32)
 
 
 def floats(linear: Linear) -> Linear:
