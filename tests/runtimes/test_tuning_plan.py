@@ -14,6 +14,7 @@ from octavo_operator.api.tuning_profile import TuningProfile
 from octavo_operator.cluster.resources import SERVICES
 from octavo_operator.control.indexes import Indexes
 from octavo_operator.control.reconcile import Reconciler
+from octavo_operator.control.trim import trimmed
 from octavo_operator.plan import CatalogueImage, Facts, Plan, PlanSettings, plan
 from octavo_operator.plan import server_contract as contract
 from octavo_server.calibration.choose import BlockResult
@@ -411,7 +412,7 @@ async def test_services_that_are_reconciled_at_the_same_moment_make_one_calibrat
     indexes = Indexes()
     for name in ("one", "two"):
         meta = {"name": name, "namespace": "team", "uid": f"u-{name}", "resourceVersion": "1"}
-        indexes.store(SERVICES, {"metadata": meta, "spec": {}})
+        indexes.store(SERVICES, trimmed(SERVICES, {"metadata": meta, "spec": {}}))
 
     def planned(given):
         plans.append([item["metadata"]["annotations"] for item in given.profiles])
