@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -496,3 +497,20 @@ def test_a_decision_that_changes_nothing_is_the_same_when_taken_again(a_fleet, s
         again = decide(a_fleet, first.state, chosen)
         assert again.desired == first.desired
         assert again.state.changes == first.state.changes
+
+
+def test_the_worked_example_of_the_docs_is_what_the_policy_says():
+    page = Path(__file__).parents[2] / "docs" / "scaling.md"
+    residency = Residency(NOW - 15, level=13_500 / 1.64)
+    half = signals(
+        18_000,
+        capacity_tokens=38_000.0,
+        arrivals=135.0,
+        recent_arrivals=30.0,
+        recent_completions=None,
+        completions=None,
+    )
+    answer = decide(fleet(half, half), State(residency=residency), PolicySettings(1, 8))
+    assert (answer.desired, answer.reason) == (3, Reason.DEMAND_GREW)
+    assert answer.numbers.needed == pytest.approx(2.74, abs=0.01)
+    assert f"{answer.reason.value}: {answer.message}\n" in page.read_text(encoding="utf-8")
