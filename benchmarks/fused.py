@@ -34,7 +34,9 @@ def calls(tokens: int) -> list[tuple[str, int, Callable[[], object]]]:
     merged = torch.randn(tokens, heads, head_size, device=DEVICE).bfloat16()
     q, k, v = merged.split([SHAPE.query_heads, SHAPE.kv_heads, SHAPE.kv_heads], dim=1)
     norm = torch.rand(head_size, device=DEVICE).bfloat16()
-    kv = torch.zeros(SHAPE.pool_shape(tokens // SHAPE.page_size + 1), device=DEVICE, dtype=torch.bfloat16)
+    pool = SHAPE.pool_shape(tokens // SHAPE.page_size + 1)
+    kv = torch.zeros(pool, device=DEVICE, dtype=torch.bfloat16)
+    kv_in_bytes = torch.zeros(pool, device=DEVICE, dtype=torch.uint8).view(torch.float8_e4m3fn)
     slots = torch.randperm(tokens, device=DEVICE) + SHAPE.page_size
     positions = torch.arange(tokens, device=DEVICE)
     cos_sin = torch.randn(tokens, head_size, device=DEVICE)
@@ -52,7 +54,7 @@ def calls(tokens: int) -> list[tuple[str, int, Callable[[], object]]]:
         (
             "rope_append_kv into FP8",
             appended - 2 * tokens * SHAPE.kv_heads * head_size,
-            lambda: rope_append_kv(q, k, v, positions, cos_sin, kv.view(torch.float8_e4m3fn)[..., :head_size], slots),
+            lambda: rope_append_kv(q, k, v, positions, cos_sin, kv_in_bytes, slots),
         ),
     ]
 

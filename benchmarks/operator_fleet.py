@@ -183,8 +183,13 @@ async def _edit_latencies(cluster: Cluster, client: Client, fleet: Fleet, edits:
     return sorted(max(0.0, applied[name] - edited[name]) for name in names)
 
 
+def _foreign_label(value: str) -> dict[str, Any]:
+    return {"metadata": {"labels": {"example.com/rack": value}}}
+
+
 async def _storm(client: Client, fleet: Fleet, seconds: float) -> int:
-    """Change nodes: each second's updates are half heartbeats, half new labels. Returns how many were answered."""
+    """Change nodes: half of the updates are heartbeats, a quarter labels that no plan reads, a quarter taints, which
+    plans read. Returns how many were answered."""
     limit, done = asyncio.Semaphore(64), 0
     began = time.monotonic()
 
@@ -195,8 +200,11 @@ async def _storm(client: Client, fleet: Fleet, seconds: float) -> int:
             condition = {"type": "Beat", "status": "True", "reason": "Storm", "message": str(number)}
             body: dict[str, Any] = {"status": {"conditions": [condition]}}
             path += "/status"
+        elif number % 4:
+            body = _foreign_label(str(number))
         else:
-            body = {"metadata": {"labels": {"example.com/storm": str(number)}}}
+            taint = {"key": "example.com/storm", "value": str(number), "effect": "PreferNoSchedule"}
+            body = {"spec": {"taints": [taint]}}
         async with limit:
             await client.request("PATCH", path, body, content_type="application/strategic-merge-patch+json")
             done += 1
@@ -255,18 +263,19 @@ async def _measure(cluster: Cluster, operator: OperatorProcess, fleet: Fleet) ->
             Row("processor time of the operator at rest", "%",
                 round(100 * (operator.cpu_seconds() - busy) / fleet.quiet_seconds, 1), "lower"),
         ]  # fmt: skip
-        before = await _unconcerned(operator)
-        quiet = Audit(cluster, user_of())
-        body = {"metadata": {"labels": {"example.com/rack": "7"}}}
-        path = NODES.path(None, "gpu-0000")
-        await client.request("PATCH", path, body, content_type="application/merge-patch+json")
-        await asyncio.sleep(fleet.look_seconds)
-        touched = operator.metric(PLANS) - before
-        of_type = -(-fleet.services // TYPES)
-        rows += [
-            Row("services planned anew when one node is relabelled", "services", touched, "lower", of_type,
-                note=f"goal: those of its type; {len(quiet.writes())} writes"),
-        ]  # fmt: skip
+        taint = {"spec": {"taints": [{"key": "example.com/rack", "value": "7", "effect": "PreferNoSchedule"}]}}
+        goal = -(-fleet.services // TYPES)
+        for name, body, most, note in (
+            ("services planned anew when one node gets a taint", taint, goal, "goal: those of its type"),
+            ("services planned anew when one node gets a label", _foreign_label("7"), 0, "a label that no plan reads"),
+        ):
+            before = await _unconcerned(operator)
+            quiet = Audit(cluster, user_of())
+            path = NODES.path(None, "gpu-0000")
+            await client.request("PATCH", path, body, content_type="application/merge-patch+json")
+            await asyncio.sleep(fleet.look_seconds)
+            touched = operator.metric(PLANS) - before
+            rows += [Row(name, "services", touched, "lower", most, note=f"{note}; {len(quiet.writes())} writes")]
         calm = await _edit_latencies(cluster, client, fleet, EDITS)
         rows += [
             Row("p50 from a spec's change to applied", "ms", round(1000 * percentile(calm, 0.5)), "lower"),
@@ -282,7 +291,7 @@ async def _measure(cluster: Cluster, operator: OperatorProcess, fleet: Fleet) ->
         await asyncio.sleep(5)
         rows += [
             Row("writes caused by a storm of node updates", "requests", len(quiet.writes()), "lower", 0,
-                note=f"{done} updates in {fleet.storm_seconds:.0f} s, half of them new labels"),
+                note=f"{done} updates in {fleet.storm_seconds:.0f} s: heartbeats, labels, taints"),
             Row("processor time of the operator in the storm", "%", round(100 * spent, 1), "lower"),
             Row("services that wait 5 s after the storm", "services",
                 operator.metric("octavo_operator_queue_depth"), "lower", 0),

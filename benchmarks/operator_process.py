@@ -228,23 +228,30 @@ class OperatorProcess:
             raise TimeoutError(f"{error}\n{self.log()[-3000:]}") from None
 
     def metric(self, name: str) -> float:
-        """The sum of a metric's samples."""
+        """The sum of a metric's samples. Raises RuntimeError with the log's end when the process has ended."""
+        self._must_run()
         pattern = re.compile(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", re.MULTILINE)
         return sum(float(value) for value in pattern.findall(self._ask("/metrics")))
 
     def peak_memory_mib(self) -> float:
-        """Largest resident set until now."""
-        assert self.process is not None, "not started"
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        """Largest resident set until now. Raises RuntimeError with the log's end when the process has ended."""
+        process = self._must_run()
+        text = Path(f"/proc/{process.pid}/status").read_text()
         found = re.search(r"^VmHWM:\s+(\d+) kB", text, re.MULTILINE)
         assert found is not None, "the kernel tells VmHWM"
         return int(found[1]) / 1024
 
     def cpu_seconds(self) -> float:
         """Processor time until now."""
-        assert self.process is not None, "not started"
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{self._must_run().pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _must_run(self) -> subprocess.Popen[bytes]:
+        """A figure of an operator that is gone would be nobody's."""
+        assert self.process is not None, "not started"
+        if (code := self.process.poll()) is not None:
+            raise RuntimeError(f"the operator has ended with {code}; its log ends\n{self.log()[-3000:]}")
+        return self.process
 
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")

@@ -58,6 +58,7 @@ def _burn(rule: str, short: str, long: str, factor: float) -> str:
 _CAUSES = "ModelReady|NodeTypesResolved|ImageResolved"
 """Conditions with alerts of their own, from which others follow."""
 _EXPLAINED = f'octavo_service_condition{{type=~"Progressing|{_CAUSES}",status="False"}}'
+_FAILURES = "octavo_operator_reconcile_errors_total"
 
 
 def _condition(selector: str) -> str:
@@ -243,7 +244,8 @@ ALERTS = (
         "OctavoReconcileErrors",
         "warning",
         "5m",
-        "sum by (reason) (increase(octavo_operator_reconcile_errors_total[10m])) > 3",
+        # A reason's series is born with its first failure, which increase() alone would not count.
+        f"sum by (reason) (({_FAILURES} unless {_FAILURES} offset 10m) or increase({_FAILURES}[10m])) > 3",
         "The operator's reconciliations fail: {{ $labels.reason }}",
         "{{ $value | humanize }} failures in 10 minutes.",
     ),

@@ -7,7 +7,8 @@ from dataclasses import replace
 from .panels import SERIES, Board, Panel
 
 BY = "by (namespace, service)"
-RATE = "[$__rate_interval]"
+WINDOW = "$__rate_interval"
+RATE = f"[{WINDOW}]"
 NAME = "{{namespace}}/{{service}}"
 
 
@@ -25,6 +26,14 @@ def _sum(metric: str) -> str:
 
 def _rate(metric: str) -> str:
     return f"sum {BY} (rate({metric}{SERIES}{RATE}))"
+
+
+def _counted(metric: str, labels: str, selector: str = "") -> str:
+    """What a counter grew by, for series that are born with their first value: rate() and increase() see growth alone,
+    and would miss that a thing happened for the first time. All of a series that is younger than the window is new.
+    """
+    series = f"{metric}{selector}"
+    return f"sum by ({labels}) (({series} unless {series} offset {WINDOW}) or increase({series}[{WINDOW}]))"
 
 
 def _blocks(state: str) -> str:
@@ -329,11 +338,12 @@ SCALING = Board(
                 ),
                 Panel(
                     "Decisions by reason",
-                    "Each service is decided four times a minute; the reason says what kept or moved its count.",
-                    "ops",
+                    "How many in a step of the graph; each service is decided four times a minute. The reason says what"
+                    " kept or moved its count.",
+                    "short",
                     (
                         (
-                            f"sum by (namespace, service, reason) (rate(octavo_scaling_decisions_total{SERIES}{RATE}))",
+                            _counted("octavo_scaling_decisions_total", "namespace, service, reason", SERIES),
                             f"{{{{reason}}}} {NAME}",
                         ),
                     ),
@@ -562,9 +572,9 @@ OPERATOR = Board(
                 ),
                 Panel(
                     "Errors by reason",
-                    "Reconciliations that failed and will be tried again.",
-                    "ops",
-                    ((f"sum by (reason) (rate(octavo_operator_reconcile_errors_total{RATE}))", "{{reason}}"),),
+                    "Reconciliations that failed and will be tried again: how many in a step of the graph.",
+                    "short",
+                    ((_counted("octavo_operator_reconcile_errors_total", "reason"), "{{reason}}"),),
                     runbook="OctavoReconcileErrors",
                 ),
                 Panel(
@@ -576,9 +586,10 @@ OPERATOR = Board(
                 ),
                 Panel(
                     "Writes to the API server",
-                    "By kind and verb. At rest the operator writes nothing but its Lease.",
-                    "ops",
-                    ((f"sum by (kind, verb) (rate(octavo_operator_api_writes_total{RATE}))", "{{verb}} {{kind}}"),),
+                    "By kind and verb, how many in a step of the graph. At rest the operator writes nothing but its"
+                    " Lease.",
+                    "short",
+                    ((_counted("octavo_operator_api_writes_total", "kind, verb"), "{{verb}} {{kind}}"),),
                 ),
             ),
         ),

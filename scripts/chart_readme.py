@@ -29,7 +29,8 @@ helm test octavo --namespace octavo-system
   not restarted. `helm rollback octavo` goes back.
 - **Uninstall**: `helm uninstall octavo -n octavo-system` ends the operator and leaves the CRDs, all InferenceServices
   and what serves them. With `crds.keep=false` at the last upgrade the CRDs go, too: delete the InferenceServices before
-  you uninstall, since Kubernetes can leave their pods behind once their kind is gone.
+  you uninstall, since Kubernetes can leave their pods behind once their kind is gone. Also left: the pod of
+  a `helm test` that failed, and a Lease that an operator made before the chart did.
 - **Scraping**: `podMonitor.enabled=true` (or `serviceMonitor.enabled=true`, never both), `prometheusRule.enabled=true`,
   `dashboards.enabled=true`, and `networkPolicy.monitoringNamespace` = the namespace of Prometheus.
 - **Private registry**: `imageRegistry` goes in front of every image; `imagePullSecrets` pull the operator's.

@@ -63,7 +63,8 @@ OPERATOR_HEAD = """\
 
 The chart sets these from its [values](chart-values.md); `extraArgs` of the chart passes others. Each flag of `run` and
 `explain` is also read from `OCTAVO_OPERATOR_` and its name in upper case (`--log-level`: `OCTAVO_OPERATOR_LOG_LEVEL`);
-the flag wins. Exit codes: 0 ended as asked, 1 failed, 2 refused for a reason that a person must mend.
+the flag wins. Exit codes: 0 ended as asked, 1 the cluster can't give what was asked for (it does not answer, refuses,
+or has no such service), 2 what was given is wrong (a flag, a file), 130 interrupted.
 """
 CLI_HEAD = """\
 # Commands of `octavo`
@@ -71,8 +72,16 @@ CLI_HEAD = """\
 <!-- Generated from the program's own parser by `make generate`. -->
 
 Under the name `kubectl-octavo` on PATH it is also `kubectl octavo`. It reads the cluster with KUBECONFIG, as kubectl
-does. Exit codes: 0 ended as asked, 1 failed, 2 refused for a reason that a person must mend, 130 interrupted. How to
-use it: [The command line](../how-to/command-line.md).
+does. How to use it: [The command line](../how-to/command-line.md).
+
+Errors are one line on standard error that begins with `octavo:`. Exit codes, of every command:
+
+| code | meaning |
+|---|---|
+| 0 | ended as asked |
+| 1 | the cluster or a service can't do it: no answer, refused, no such service, no operator, no ready replica |
+| 2 | what was given is wrong: an argument, a file, a model; nothing was changed |
+| 130 | interrupted (`top` has no other end: 0) |
 """
 
 SERVE_NAMES = {option.name for option in options.SERVE}

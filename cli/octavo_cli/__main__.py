@@ -15,7 +15,7 @@ from octavo_operator.cluster.client import ApiError
 from rich.console import Console
 
 from .context import current_namespace
-from .errors import CommandError
+from .errors import CommandError, ServiceError
 
 REFUSED, FAILED, INTERRUPTED = 2, 1, 130
 WIDE = 200
@@ -87,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     init.add_argument("--revision", help="branch, tag or commit on the Hub")
     init.add_argument("--uri", help="where the cluster finds the model, such as pvc://models/name or s3://bucket/key")
     init.add_argument("-o", "--output", type=Path, help="file for the manifest (default: standard output)")
+    init.add_argument("--force", action="store_true", help="write over a file that is there")
     return made
 
 
@@ -103,7 +104,7 @@ def _explain(flags: argparse.Namespace) -> int:
     from octavo_operator.__main__ import main as operator
 
     words = ["explain", flags.service, "--namespace", flags.namespace or current_namespace()]
-    return operator([*words, "--catalogue", str(flags.catalogue)] if flags.catalogue else words)
+    return operator([*words, "--catalogue", str(flags.catalogue)] if flags.catalogue else words, program="octavo")
 
 
 async def _measure(flags: argparse.Namespace) -> None:
@@ -122,12 +123,16 @@ def _init(flags: argparse.Namespace) -> None:
     from .init import Wish, init
 
     told = Console(stderr=True)
+    if flags.output is not None and flags.output.exists() and not flags.force:
+        raise CommandError(f"--output {flags.output}: there is a file of this name; --force writes over it")
     text = init(Wish(flags.model, flags.length, flags.cpu, flags.revision, flags.uri), told)
     if flags.output is None:
         print(text, end="", flush=True)
         return
     try:
-        flags.output.write_text(text, encoding="utf-8")
+        # Another one may have written it in the meantime.
+        with flags.output.open("w" if flags.force else "x", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise CommandError(f"--output {flags.output}: {error.strerror}") from error
     told.print(f"wrote {flags.output}; next: kubectl apply -f {flags.output}")
@@ -146,7 +151,8 @@ def _act(flags: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 ended as asked, 1 failed, 2 refused for a reason that a person must mend, 130 interrupted."""
+    """Exit codes: 0 ended as asked, 1 the cluster or a service can't do it, 2 what was given is wrong: an argument, a
+    file or a model, 130 interrupted (0 for `top`, which has no other end)."""
     flags = parser().parse_args(arguments)
     try:
         return _act(flags)
@@ -159,6 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CommandError as error:
         print(f"octavo: {error}", file=sys.stderr)
         return REFUSED
+    except ServiceError as error:
+        print(f"octavo: {error}", file=sys.stderr)
+        return FAILED
     except ApiError as error:
         # A kind that is not served has no object of Kubernetes for an answer, only the web server's words.
         unknown = error.code == NOT_FOUND and "page not found" in error.message

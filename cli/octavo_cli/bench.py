@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from .errors import CommandError
+from .errors import ServiceError
 
 PROMPT = "Number {}: write a long story about a printer who folds sheets of paper into books. "
 """The number comes first, so that no request finds another one's prefix in the cache."""
@@ -58,7 +58,7 @@ def prompt(number: int, words: int) -> str:
 async def _model(session: aiohttp.ClientSession, url: str) -> str:
     async with session.get(f"{url}/v1/models") as answer:
         if answer.status == 401:
-            raise CommandError(f"{url} asks for an API key; put it into OCTAVO_API_KEY")
+            raise ServiceError(f"{url} asks for an API key; put it into OCTAVO_API_KEY")
         answer.raise_for_status()
         return str((await answer.json())["data"][0]["id"])
 
@@ -67,13 +67,13 @@ async def _stream(session: aiohttp.ClientSession, url: str, body: dict[str, Any]
     began, first, last, count = time.monotonic(), 0.0, 0.0, 0
     async with session.post(f"{url}/v1/completions", json=body) as answer:
         if answer.status != 200:
-            raise CommandError(f"{url}: status {answer.status}: {(await answer.text())[:300]}")
+            raise ServiceError(f"{url}: status {answer.status}: {(await answer.text())[:300]}")
         async for line in answer.content:
             if not line.startswith(b"data: {"):
                 continue
             event = json.loads(line[6:])
             if "error" in event:
-                raise CommandError(f"{url}: a stream ended with an error: {event['error']}")
+                raise ServiceError(f"{url}: a stream ended with an error: {event['error']}")
             if event.get("choices"):
                 last = time.monotonic() - began
                 first = first or last
@@ -124,7 +124,7 @@ async def _send(session: aiohttp.ClientSession, url: str, load: Load, console: C
 
 
 async def bench(url: str, load: Load, console: Console) -> None:
-    """Sends and tells. Raises CommandError."""
+    """Sends and tells. Raises ServiceError."""
     key = os.environ.get("OCTAVO_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
@@ -133,7 +133,7 @@ async def bench(url: str, load: Load, console: Console) -> None:
         async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
             streams, seconds = await _send(session, url, load, console)
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise CommandError(f"{url}: {type(error).__name__}: {error}; is a replica ready (octavo top)?") from error
+        raise ServiceError(f"{url}: {type(error).__name__}: {error}; is a replica ready (octavo top)?") from error
     shape = f"{load.prompt_words} words in, {load.tokens} tokens out"
     console.print(f"{load.requests} requests, {load.concurrency} at once, {shape}")
     console.print(table(streams, seconds))

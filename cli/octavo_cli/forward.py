@@ -14,7 +14,7 @@ from octavo_operator.cluster.resources import BY_KIND
 from octavo_operator.settings import account_folder
 
 from .context import kubectl
-from .errors import CommandError
+from .errors import ServiceError
 
 DIRECT_SECONDS = 2.0
 FORWARD_SECONDS = 20.0
@@ -34,7 +34,7 @@ async def _answers(url: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def reach(namespace: str, name: str) -> AsyncIterator[str]:
-    """A base address that answers while the block runs. Raises CommandError, ApiError."""
+    """A base address that answers while the block runs. Raises ServiceError, ApiError; CommandError without kubectl."""
     async with connect(account_folder(os.environ)) as client:
         service = await client.get(BY_KIND["Service"], namespace, name)
     port = service["spec"]["ports"][0]["port"]
@@ -65,7 +65,7 @@ async def _forwarded_port(process: asyncio.subprocess.Process, namespace: str, n
     found = _FORWARDING.search(told)
     if found is None:
         words = told.decode(errors="replace").strip() or "no word from it"
-        raise CommandError(
+        raise ServiceError(
             f"{namespace}/{name} does not answer, and kubectl port-forward opens no way to it: {words}; is a replica"
             f" ready (octavo explain {name})?"
         )

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from .accelerators import ACCELERATORS, GIB
 from .errors import ModelError
-from .fit import COUNTS, Fit, choose, fit, fits
+from .fit import COMFORT_TOKENS, COUNTS, Fit, choose, fit, fits
 from .hub import from_hub
 from .model_facts import ModelFacts, from_path
 
@@ -76,25 +76,35 @@ def runtime_of(model: ModelFacts, chosen: Fit | None) -> str:
     return "Octavo" if model.is_own and (chosen is None or chosen.count == 1) else "VLLM"
 
 
-def about(model: ModelFacts) -> str:
-    """The model in a line."""
+def asked_for(chosen: Fit) -> str:
+    """What the manifest asks for, and why that."""
+    number = "one accelerator" if chosen.count == 1 else f"{chosen.count} accelerators"
+    kind = f"of {chosen.accelerator.memory_gib:g} GiB or more (as {chosen.accelerator.product})"
+    room = f" that leaves room for {COMFORT_TOKENS:,} tokens" if chosen.pool_tokens >= COMFORT_TOKENS else ""
+    why = f"of the kinds of which a replica needs fewest, the one with the least memory{room}"
+    return f"asks for {number} a replica, {kind}: {why}"
+
+
+def about(model: ModelFacts, uri: str) -> str:
+    """The model in a line; `uri`: where the cluster finds it."""
     weights = f"{model.weight_bytes / GIB:.1f} GiB of weights{' (estimated)' if model.weights_are_estimated else ''}"
     cache = f"{model.cache_bytes_per_token / 1024:.0f} KiB of cache a token"
-    return f"{model.uri}: {model.architecture}, {weights}, {cache}, made for {model.max_length:,} tokens"
+    return f"{uri}: {model.architecture}, {weights}, {cache}, made for {model.max_length:,} tokens"
 
 
 def table(model: ModelFacts, length: int) -> Table:
     """What fits where; `at once` counts requests of `length` tokens."""
     made = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     made.add_column("accelerator", no_wrap=True)
+    made.add_column("runtime", no_wrap=True)
     for heading in ("a replica", "pool in tokens", "longest", f"at once of {length:,}"):
         made.add_column(heading, justify="right")
     for accelerator, one in fits(model, length):
         if one is None:
-            made.add_row(accelerator.product, "too small")
+            made.add_row(accelerator.product, "", "too small")
         else:
             numbers = (one.count, one.pool_tokens, one.length, one.together(length))
-            made.add_row(accelerator.product, *(f"{number:,}" for number in numbers))
+            made.add_row(accelerator.product, runtime_of(model, one), *(f"{number:,}" for number in numbers))
     return made
 
 
@@ -130,10 +140,16 @@ def init(wish: Wish, console: Console) -> str:
     length = wish.length or model.max_length
     if wish.cpu and not model.is_own:
         raise ModelError(f"--cpu: only runtime Octavo serves on CPUs, and it can't serve this: {model.not_own}")
-    console.print(about(model), soft_wrap=True)
+    console.print(about(model, wish.uri or model.uri), soft_wrap=True)
     chosen = None if wish.cpu else _placed(model, wish, length, console)
+    if chosen is not None:
+        console.print(asked_for(chosen), soft_wrap=True)
+        if any(one and one.count > chosen.count for _, one in fits(model, length)):
+            console.print("other kinds do with more of them a replica, by runtime VLLM: the table says how many")
     if runtime_of(model, chosen) != "Octavo":
-        why = model.not_own or "it uses one accelerator"
+        why = model.not_own
+        if not why and chosen is not None:
+            why = f"a replica needs {chosen.count} accelerators, and Octavo uses one"
         words = f"runtime VLLM is written, since runtime Octavo can't serve this: {why}; the catalogue (serverImages)"
         console.print(f"{words} must hold an image for it", soft_wrap=True)
     if not wish.model.startswith("hf://") and wish.uri is None:

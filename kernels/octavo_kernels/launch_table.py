@@ -81,7 +81,7 @@ def load(path: str | Path) -> LaunchTable:
     """Reads a table. Raises ValueError that names the file, the field and what it must be; OSError as open does."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         way_out = "'python -m octavo_kernels.tune' writes one"
         raise ValueError(f"launch table {path} is not JSON: {error}; {way_out}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:

@@ -32,6 +32,8 @@ LITTLE_BYTES = 400_000_000
 LEAST_SAVED_BYTES = 32 * 2**20
 # Parts that long tiles' work is divided among, per multiprocessor.
 PARTS_PER_PROCESSOR = 2
+# Blocks of keys that a part of the last round of long tiles has at least, by split_last_round; 0: it stays whole.
+LEAST_LAST_BLOCKS = 0
 
 
 @dataclass(frozen=True)
@@ -346,6 +348,7 @@ class TritonBackend:
             BESIDE=int(self._beside),
             SHORT_TOKENS=self._short.block_m // shape.group_size,
             SHORT_BLOCK=self._short.block_n,
+            LEAST_LAST=0 if self._invariant or variant.window is not None or variant.custom_mask else LEAST_LAST_BLOCKS,
         )
         return kept
 

@@ -20,6 +20,7 @@ from .settings import (
     LeaseSettings,
     Settings,
     SettingsError,
+    Unavailable,
     account_folder,
     parse_catalogue,
     read_catalogue,
@@ -28,7 +29,7 @@ from .settings import (
     read_proxy,
 )
 
-REFUSED, FAILED = 2, 1
+REFUSED, FAILED, INTERRUPTED = 2, 1, 130
 PREFIX = "OCTAVO_OPERATOR_"
 
 
@@ -242,13 +243,19 @@ def _act(flags: argparse.Namespace) -> None:
         from .control.loop import run
 
         logging.basicConfig(level=flags.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        if not any(item.runtime == "Octavo" for item in settings.images):
+            logging.getLogger("octavo").warning(
+                "the catalogue holds no image of runtime Octavo, whose programs check and fetch the models of every"
+                " runtime: no new model starts; add one to serverImages"
+            )
         asyncio.run(run(settings))
     else:
         print(asyncio.run(_explain(flags)), flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 ended as asked, 1 failed, 2 refused for a reason that a person must mend."""
+def main(arguments: Sequence[str] | None = None, *, program: str = "octavo-operator") -> int:
+    """Exit codes: 0 ended as asked, 1 the cluster can't give what was asked for, 2 what was given is wrong: a flag or a
+    file, 130 interrupted. `program`: the name under which errors are told."""
     from .cluster.client import ApiError
 
     flags = _parser().parse_args(arguments)
@@ -258,11 +265,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader (head, a pager) has seen enough; the interpreter must not try to write the rest at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except SettingsError as error:
-        print(f"octavo-operator: {error}", file=sys.stderr)
-        return REFUSED
+        print(f"{program}: {error}", file=sys.stderr)
+        return FAILED if isinstance(error, Unavailable) else REFUSED
     except ApiError as error:
-        print(f"octavo-operator: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 

@@ -15,13 +15,13 @@ from .plan import difference
 from .plan.node_report import findings, report
 from .plan.planner import resolution_of
 from .scaling.autoscaler import Autoscaler
-from .settings import Settings, SettingsError
+from .settings import Settings, Unavailable
 
 
 async def explain_nodes(settings: Settings) -> str:
-    """A text for people about every node. Raises SettingsError when Nodes may not be read, ApiError."""
+    """A text for people about every node. Raises Unavailable when Nodes may not be read, ApiError."""
     if not settings.nodes_access:
-        raise SettingsError("--nodes-access Disabled: nothing is known of nodes; explain a service instead")
+        raise Unavailable("--nodes-access Disabled: the operator may not read nodes; explain a service instead")
     async with connect(settings.account_folder) as client:
         indexes = Indexes()
         await fill(client, indexes, settings, NODES)
@@ -30,7 +30,7 @@ async def explain_nodes(settings: Settings) -> str:
 
 
 async def explain(settings: Settings, namespace: str, name: str) -> str:
-    """A text for people. Raises SettingsError when there is no such service, ApiError."""
+    """A text for people. Raises Unavailable when there is no such service, ApiError."""
     began = time.monotonic()
     async with connect(settings.account_folder) as client:
         indexes = Indexes()
@@ -40,7 +40,7 @@ async def explain(settings: Settings, namespace: str, name: str) -> str:
         facts = reconciler.facts((namespace, name))
         if facts is None:
             known = ", ".join("/".join(key) for key in sorted(indexes.services())) or "none"
-            raise SettingsError(f"no InferenceService {namespace}/{name}; there are: {known}")
+            raise Unavailable(f"no InferenceService {namespace}/{name}; there are: {known}")
     # With the count in force, as the operator plans; a decision of its own would need the pods' metrics.
     wanted = Autoscaler(indexes, lambda _key: None).plan(facts)
     lines = [f"InferenceService {namespace}/{name}", "", "Conditions"]

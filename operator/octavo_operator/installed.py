@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .cluster.client import Client
 from .cluster.resources import BY_KIND, CONFIG_MAPS
-from .settings import SettingsError
+from .settings import Unavailable
 
 SELECTOR = "app.kubernetes.io/name=octavo-operator"
 _WAY_OUT = "give --catalogue FILE, the chart's images.yaml"
@@ -25,7 +25,7 @@ class Installed:
 
 
 async def find_installed(client: Client) -> Installed:
-    """The one operator of the cluster. Raises SettingsError when there is none or several, ApiError."""
+    """The one operator of the cluster. Raises Unavailable when there is none or several, ApiError."""
     found = await client.list(BY_KIND["Deployment"], selector=SELECTOR)
     names = [f"{item['metadata']['namespace']}/{item['metadata']['name']}" for item in found]
     if len(found) != 1:
@@ -34,16 +34,16 @@ async def find_installed(client: Client) -> Installed:
             if found
             else "no operator is installed here"
         )
-        raise SettingsError(f"{many} (Deployments with {SELECTOR}); {_WAY_OUT}")
+        raise Unavailable(f"{many} (Deployments with {SELECTOR}); {_WAY_OUT}")
     pod = found[0]["spec"]["template"]["spec"]
     flags = _flags(pod["containers"][0].get("args") or ())
     volume = next((item["configMap"]["name"] for item in pod.get("volumes") or () if "configMap" in item), None)
     if volume is None:
-        raise SettingsError(f"the operator {names[0]} mounts no catalogue; {_WAY_OUT}")
+        raise Unavailable(f"the operator {names[0]} mounts no catalogue; {_WAY_OUT}")
     config = await client.get(CONFIG_MAPS, found[0]["metadata"]["namespace"], volume)
     text = (config.get("data") or {}).get("images.yaml")
     if text is None:
-        raise SettingsError(f"ConfigMap {volume} of the operator {names[0]} holds no images.yaml; {_WAY_OUT}")
+        raise Unavailable(f"ConfigMap {volume} of the operator {names[0]} holds no images.yaml; {_WAY_OUT}")
     return Installed(names[0], flags, text)
 
 

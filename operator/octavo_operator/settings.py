@@ -19,6 +19,10 @@ class SettingsError(ValueError):
     """A setting that a person must correct; its text names setting, value and way out."""
 
 
+class Unavailable(SettingsError):
+    """The cluster as it is can't give what was asked for; its text says what is missing there."""
+
+
 @dataclass(frozen=True)
 class LeaseSettings:
     """Timing of leadership; the process ends when it could not renew for `renew_deadline_seconds`."""
@@ -95,7 +99,7 @@ def read_egress(text: str) -> tuple[Egress, ...]:
     for part in filter(None, text.split(",")):
         cidr, _, port = part.rpartition("=")
         try:
-            found.append(Egress(str(ip_network(cidr)), int(port)))
+            found.append(Egress(str(ip_network(cidr, strict=False)), int(port)))
         except ValueError as error:
             raise SettingsError(f"--egress {part}: {error}; write CIDR=PORT, such as 10.1.2.3/32=3128") from error
         if not 1 <= found[-1].port <= 65535:

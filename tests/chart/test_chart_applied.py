@@ -70,7 +70,7 @@ def test_an_uninstalled_chart_leaves_the_crds_and_nothing_else(helm, kubectl, ow
     assert done.returncode == 0, done.stderr
     owned = (
         "get",
-        "clusterroles,clusterrolebindings,deployments,roles,rolebindings,services,configmaps",
+        "clusterroles,clusterrolebindings,deployments,roles,rolebindings,services,configmaps,leases,priorityclasses,pods",
         "-A",
         "-o",
         "name",

@@ -142,6 +142,35 @@ def test_a_real_gguf_file_is_read_by_its_header(capsys, tmp_path):
     assert "kubectl apply -f" in capsys.readouterr().err
 
 
+def test_a_file_that_is_there_is_only_written_over_with_force(folder, tmp_path, capsys):
+    target = tmp_path / "service.yaml"
+    target.write_text("mine")
+    words = ["init", str(folder), "--length", "8192", "--output", str(target)]
+    assert main(words) == 2
+    assert target.read_text() == "mine"
+    assert "--force writes over it" in capsys.readouterr().err
+    assert main([*words, "--force"]) == 0
+    assert yaml.safe_load(target.read_text())["kind"] == "InferenceService"
+
+
+def test_the_heading_tells_the_address_that_was_given_and_no_guess(folder, capsys):
+    assert main(["init", str(folder), "--length", "8192", "--uri", "s3://bucket/llama"]) == 0
+    told = capsys.readouterr().err
+    assert told.startswith("s3://bucket/llama: LlamaForCausalLM")
+    assert "pvc://" not in told
+
+
+def test_what_is_asked_for_and_which_kinds_need_another_runtime_is_told(folder, tmp_path, capsys):
+    assert main(["init", str(folder), "--length", "131072"]) == 0
+    told = capsys.readouterr().err
+    assert "fewest, the one with the least memory" in told
+    assert "smallest" not in told
+    assert "other kinds do with more of them a replica, by runtime VLLM" in told
+    rows = [line.split() for line in told.splitlines() if line.startswith("NVIDIA-")]
+    assert {row[1] for row in rows if row[1] in ("Octavo", "VLLM")} == {"Octavo", "VLLM"}
+    assert all((row[1] == "Octavo") == (row[2] == "1") for row in rows if row[1] in ("Octavo", "VLLM"))
+
+
 def test_a_model_on_the_hub_is_sized_without_its_weights(hub, capsys):
     hub.repositories["acme/tiny"] = {"config.json": json.dumps(LLAMA_8B).encode(), "model.safetensors": b"x" * 5000}
     assert written(capsys, "hf://acme/tiny", "--revision", "main")["spec"]["model"]["revision"] == "main"

@@ -8,6 +8,7 @@ import urllib.request
 
 import pytest
 
+from tests.cluster.asking import Client
 from tests.cluster.conftest import MODEL, OPERATOR_NAMESPACE, ROOT
 from tests.server.hub_server import Hub
 
@@ -120,7 +121,7 @@ def launch_source(octavo, namespace, name):
     return line.partition('source="')[2].partition('"')[0]
 
 
-def test_a_calibration_runs_on_a_cpu_node_and_changes_the_block_size_with_its_reason(
+def test_a_calibration_runs_on_a_cpu_node_and_changes_the_block_size_with_its_reason_and_without_a_gap(
     octavo, namespace, claim, service, settings
 ):
     settings("calibration.where=All", "calibration.seconds=10")
@@ -162,28 +163,31 @@ def test_a_calibration_runs_on_a_cpu_node_and_changes_the_block_size_with_its_re
     )
     pods = {pod["metadata"]["uid"] for pod in octavo.items("pods", namespace, SERVERS)}
     assert len(pods) == 1
-    octavo.kubectl(
-        "patch",
-        "ois",
-        "measured",
-        "-n",
-        namespace,
-        "--type=merge",
-        "-p",
-        '{"spec":{"rollout":{"adopt":"Immediately"}}}',
-    )
-    octavo.wait(
-        lambda: octavo.conditions(*about).get("Tuned", {}).get("reason") == "Measured", "it is taken up", 60, about
-    )
+    # Taken up, it replaces the replica while somebody asks all the time: one answers before the other one goes.
+    with Client(octavo.address("measured", namespace), "measured") as client:
+        octavo.wait(lambda: client.answered or client.failed, "the replica answers before the change", 60, about)
+        octavo.kubectl(
+            "patch", "ois", "measured", "-n", namespace, "--type=merge",
+            "-p", '{"spec":{"rollout":{"adopt":"Immediately"}}}',
+        )  # fmt: skip
+        octavo.wait(
+            lambda: octavo.conditions(*about).get("Tuned", {}).get("reason") == "Measured", "it is taken up", 60, about
+        )
+        octavo.wait_ready("measured", namespace)
+        octavo.wait(
+            lambda: not pods & {pod["metadata"]["uid"] for pod in octavo.items("pods", namespace, SERVERS)},
+            "the former replica is drained", 90, about,
+        )  # fmt: skip
+        drained_at = client.answered
+        octavo.wait(lambda: client.answered > drained_at or client.failed, "the new replica answers", 60, about)
+    assert client.failed == []
+    [pod] = octavo.items("pods", namespace, SERVERS)
+    arguments = pod["spec"]["containers"][0]["args"]
+    assert arguments[arguments.index("--block-size") + 1] == str(size)
     told = octavo.conditions(*about)["Tuned"]["message"]
     assert told.startswith(f"blockSize: {size} – measured 20")
     assert "on CPU: decode " in told
     assert "prefix hits " in told
-    octavo.wait_ready("measured", namespace)
-    octavo.wait(
-        lambda: not pods & {pod["metadata"]["uid"] for pod in octavo.items("pods", namespace, SERVERS)},
-        "the former replica is drained", 90, about,
-    )  # fmt: skip
     [shown] = octavo.get("ois", "measured", namespace)["status"]["nodeTypes"]
     assert (shown["blockSize"], shown["blockSizeReason"]) == (size, told.removeprefix(f"blockSize: {size} – "))
     wanted = "LaunchTable" if status.get("launchTable") else "SafeDefaults"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from scripts.demo_chat import ChatFailed, stream_chat
+from scripts.demo_chat import stream_chat
+from tests.cluster.asking import Client
 
 pytestmark = pytest.mark.cluster
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "smollm2-cpu.yaml"
@@ -27,33 +26,6 @@ def example(octavo, namespace):
     octavo.kubectl("apply", "-n", namespace, "-f", str(EXAMPLE))
     octavo.wait_ready(NAME, namespace)
     return octavo.address(NAME, namespace)
-
-
-class Client(threading.Thread):
-    """Asks short questions one after another until told to stop, and keeps what failed."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(daemon=True)
-        self.address = address
-        self.answered = 0
-        self.failed: list[str] = []
-        self.stopping = threading.Event()
-
-    def run(self) -> None:
-        while not self.stopping.is_set():
-            try:
-                stream_chat(self.address, NAME, QUESTION, max_tokens=4)
-                self.answered += 1
-            except (ChatFailed, OSError, ValueError) as error:
-                self.failed.append(f"{time.strftime('%H:%M:%S')} {error!r}")
-
-    def __enter__(self) -> Client:
-        self.start()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self.stopping.set()
-        self.join(60)
 
 
 def test_the_example_streams_a_real_models_answer_through_its_service(example):
@@ -116,7 +88,7 @@ def test_a_changed_spec_makes_exactly_one_rollout_without_a_gap(octavo, namespac
     selector = f"serving.octavo.dev/service={NAME},serving.octavo.dev/role=server"
     before = {pod["metadata"]["name"] for pod in octavo.items("pods", namespace, selector)}
     replica_sets = {r["metadata"]["name"] for r in octavo.items("replicasets", namespace, selector)}
-    with Client(example) as client:
+    with Client(example, NAME) as client:
         octavo.wait(lambda: client.answered >= 1, "the client gets an answer before the change")
         patch = '{"spec": {"engine": {"kvCache": {"blockSize": 32}}}}'
         octavo.kubectl("patch", "ois", NAME, "-n", namespace, "--type=merge", "-p", patch)

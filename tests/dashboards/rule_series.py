@@ -212,6 +212,11 @@ CASES: dict[str, tuple[Case, ...]] = {
     ),
     "OctavoReconcileErrors": (
         Case(one('octavo_operator_reconcile_errors_total{reason="Conflict"}', "0+1x60"), 20, {"reason": "Conflict"}),
+        # Four failures in a reason's first minute: its series is born with them, and grows no more.
+        Case(
+            one('octavo_operator_reconcile_errors_total{reason="Forbidden"}', "_x10 4x60"), 18, {"reason": "Forbidden"}
+        ),
+        Case(one('octavo_operator_reconcile_errors_total{reason="Forbidden"}', "_x10 2x60"), 18, None),
         Case(one('octavo_operator_reconcile_errors_total{reason="Conflict"}', "0x10 2x60"), 20, None),
     ),
     "OctavoQueueOld": (

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from octavo_kernels import AttentionShape, AttentionVariant
+from octavo_kernels import AttentionShape, AttentionVariant, triton_backend
 from octavo_kernels import plan as columns
 from octavo_kernels.batch import check_batch
 from octavo_kernels.triton_backend import SHORT_TILES, TritonBackend
@@ -15,6 +15,13 @@ from octavo_kernels.triton_launch import Device, Launch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SEQUENCES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 300)), min_size=1, max_size=12)
+
+
+@pytest.fixture
+def small_last_parts(monkeypatch):
+    """Parts of the last round of long tiles, on four multiprocessors, may be as small as one block of keys."""
+    monkeypatch.setattr(triton_backend, "LEAST_LAST_BLOCKS", 1)
+    monkeypatch.setattr(triton_backend.Device, "of", classmethod(lambda cls, device: cls(4, 0)))
 
 
 def planned(sequences, *, share, heads=(2, 2), window=None, block=16, rows=16, least_blocks=1, tokens=None):
@@ -158,6 +165,34 @@ def test_a_long_context_for_few_rows_is_split_into_equal_parts():
     items = [item for program in long for item in program]
     assert len(items) == 12
     assert max(item[columns.END] - item[columns.BEGIN] for item in items) == 256
+
+
+@pytest.mark.parametrize("beside", [[], [(1, 90)], [(1, 90), (0, 7)]], ids=["alone", "decode", "padding"])
+@pytest.mark.parametrize(("new", "length", "share"), [(100, 400, 12), (56, 333, 7), (80, 330, 10)])
+def test_the_last_round_of_a_lone_prompt_on_a_long_prefix_is_divided(small_last_parts, new, length, share, beside):
+    sequences = [(new, length), *beside]
+    (_, _), (work, programs) = planned(sequences, share=share, heads=(2, 1))
+    items = [item for program in programs for item in program]
+    pairs = -(-new // 8)
+    left = pairs % 4
+    parts = min(2 * share // left, 8, (length - new) // 16)
+    assert parts > 1
+    assert [item[columns.SPLITS] for item in items] == [1] * (pairs - left) + [parts] * (left * parts)
+    used = [item[columns.PARTIAL] for item in items if item[columns.SPLITS] > 1]
+    assert used == list(range(left * parts))
+    assert int(work.tickets[0]) == len(items)
+    keys = {}
+    for _, row, tokens, position, begin, end, *_ in items:
+        for token in range(tokens):
+            seen = keys.setdefault(row + token, [])
+            seen.extend(key for key in range(begin, end) if key <= position + token)
+    assert {(100, row): sorted(seen) for row, seen in keys.items()} == visible(sequences[:1], None)
+
+
+@pytest.mark.parametrize("sequences", [[(100, 100)], [(100, 250)], [(100, 400), (60, 400)]], ids=str)
+def test_the_last_round_stays_whole_without_a_long_prefix_or_beside_other_prompts(small_last_parts, sequences):
+    _, (_, programs) = planned(sequences, share=12, heads=(2, 1))
+    assert {item[columns.SPLITS] for program in programs for item in program} == {1}
 
 
 def test_shares_of_work_are_counted_beyond_32_bits():

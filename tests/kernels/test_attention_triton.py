@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from octavo_kernels import AttentionShape, AttentionVariant
+from octavo_kernels import AttentionShape, AttentionVariant, triton_backend
 from octavo_kernels.batch import check_batch
 from octavo_kernels.testing import random_case, relative_error
 
@@ -39,6 +39,17 @@ def test_the_number_of_splits_changes_results_only_by_rounding(sequences):
         out, lse = attend_with_share(case, share)
         assert relative_error(out, expected) < 2e-6
         assert relative_error(lse, expected_lse) < 2e-6
+
+
+def test_a_divided_last_round_changes_results_only_by_rounding(monkeypatch):
+    case = random_case(AttentionShape(4, 2, 32, 16, torch.float32), [(70, 700), (1, 90)], device=DEVICE)
+    expected, expected_lse = case.reference()
+    for least, share in ((1, 12), (16, 12), (1, 40)):
+        monkeypatch.setattr(triton_backend, "LEAST_LAST_BLOCKS", least)
+        for _ in range(2):
+            out, lse = attend_with_share(case, share)
+            assert relative_error(out, expected) < 2e-6
+            assert relative_error(lse, expected_lse) < 2e-6
 
 
 def test_the_same_plan_gives_the_same_bits():

@@ -73,7 +73,9 @@ if KIND == "plan":
     work["HAS_WINDOW"] = False
     compile(plan_short, {**work, **groups, **beside, "BESIDE": 0, "GROUPED": True})
     beside = {"BESIDE": 1, "SHORT_TOKENS": 16, "SHORT_BLOCK": 64, "SORTED": True, "CHUNK": 64}
-    compile(plan_long, {**work, **beside, "TILE_TOKENS": 32, "BLOCK_N": 128, "HAS_MASK": True, "SPLIT": True})
+    beside |= {"TILE_TOKENS": 32, "BLOCK_N": 128, "HAS_MASK": True, "SPLIT": True}
+    for least in (0, 16):
+        compile(plan_long, {**work, **beside, "LEAST_LAST": least})
     tile = {"KV_HEADS": 8, "TILE_TOKENS": 4, "BLOCK_N": 64, "PAGE_SIZE": 16}
     compile(plan_rows, {**tile, "BLOCK_B": 64, "ROWS": 32, "CHUNK": 64})
     merge = {name: value for name, value in {**work, **groups}.items() if name in plan_merge.arg_names}

@@ -69,8 +69,9 @@ def test_a_wrong_file_names_itself_and_the_field(tmp_path, change, message):
     assert str(path) in str(told.value)
 
 
-def test_a_file_that_is_no_json_says_so(tmp_path):
-    (tmp_path / "text").write_text("launches: none")
+@pytest.mark.parametrize("text", ["launches: none", "[" * 100_000])
+def test_a_file_that_is_no_json_says_so(tmp_path, text):
+    (tmp_path / "text").write_text(text)
     with pytest.raises(ValueError, match="is not JSON"):
         launch_table.load(tmp_path / "text")
 

@@ -92,9 +92,21 @@ def test_tuning_in_host_memory_gives_a_table_that_attention_takes():
     assert PagedAttention(SHAPE, launch_table=table).launch_reason is None
 
 
-def test_a_table_names_the_version_of_the_kernels_that_it_was_measured_with():
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_table_names_the_version_of_the_kernels_that_it_was_measured_with(monkeypatch, installed):
+    of_others = metadata.version
+
+    def version(name):
+        if name != "octavo-kernels":
+            return of_others(name)
+        if installed:
+            return "1.2.3"
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
     table = octavo_kernels.tune(SHAPE, device="cpu", seconds=0.01)
-    assert table.versions["octavo-kernels"] == metadata.version("octavo-kernels")
+    # Code that was only put on the path has no metadata.
+    assert table.versions["octavo-kernels"] == ("1.2.3" if installed else "unknown")
 
 
 def test_tune_refuses_no_shapes_and_no_time():

@@ -73,6 +73,7 @@ REFUSED = [
     ({"model": {"uri": "http://x/y"}}, "model.uri must start with hf://"),
     ({"model": {"uri": "hf://only-a-name"}}, "hf://<organisation>/<name>"),
     ({"model": {"uri": "s3://bucket"}}, "s3://<bucket>/<key>"),
+    ({"model": {"uri": "s3://My_Bucket/key"}}, "3 to 63 small letters, digits, . and - that begins and ends with"),
     ({"model": {"uri": "pvc://claim"}}, "pvc://<claim>/<path inside the claim>"),
     ({"model": {"uri": "pvc://" + "m" * 254 + "/a"}}, "253 characters at most"),
     ({"model": {"uri": "pvc://claim/$(HOME)"}}, "pvc://<claim>/<path inside the claim>"),

@@ -190,5 +190,5 @@ def test_explain_tells_conditions_and_objects_and_writes_nothing(fleet, space, c
     assert "cpu-0: CPU" in told
     assert "octavo/octavo-server:0.1.0-cpu" in told
     assert written.writes() == []
-    assert main(["explain", "nobody", "-n", space, "--catalogue", catalogue]) == 2
+    assert main(["explain", "nobody", "-n", space, "--catalogue", catalogue]) == 1
     assert f"{space}/{chat}" in capsys.readouterr().err

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo_operator.cluster.resources import BY_KIND, NODES, PODS, SERVICES
 from octavo_operator.control.indexes import Indexes
+from octavo_operator.control.trim import trimmed
 from octavo_operator.plan.inventory import usage_of
 
 DEPLOYMENTS = BY_KIND["Deployment"]
@@ -172,13 +174,13 @@ def test_what_no_plan_reads_is_not_kept():
     foreign = item("p", 1, spec=spec, status={"phase": "Running", "conditions": [{"type": "Ready"}]})
     foreign["metadata"]["managedFields"] = [{"manager": "kubelet"}]
     foreign["metadata"]["annotations"] = {"long": "x"}
-    indexes.store(PODS, foreign)
+    indexes.store(PODS, trimmed(PODS, foreign))
     [kept] = indexes.all("Pod")
     assert kept["spec"] == {"nodeName": "n1", "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]}
     assert kept["status"] == {"phase": "Running"}
     assert set(kept["metadata"]) == {"name", "namespace", "uid", "resourceVersion"}
     ours = item("q", 1, service="a", spec=spec, status={"phase": "Running", "conditions": [{"type": "Ready"}]})
-    indexes.store(PODS, ours)
+    indexes.store(PODS, trimmed(PODS, ours))
     assert indexes.pods(("n", "a"))[0]["status"]["conditions"] == [{"type": "Ready"}]
 
 
@@ -256,6 +258,35 @@ def test_a_node_concerns_the_services_that_its_states_before_or_after_can_serve(
     assert "any" not in concerned, "it forbids CPUs"
     indexes.remove(SERVICES, wants("both", 20, "NVIDIA-H100", "NVIDIA-L4"))
     assert "both" not in names(indexes.store(NODES, gpu_node("g2", 21, "NVIDIA-H100")))
+
+
+def test_a_label_that_no_plan_reads_concerns_nobody_until_a_node_selector_asks_for_it():
+    indexes = Indexes()
+    indexes.store(SERVICES, wants("h100", 1, "NVIDIA-H100"))
+    indexes.store(NODES, gpu_node("g1", 2, "NVIDIA-H100"))
+    racked = gpu_node("g1", 3, "NVIDIA-H100", **{"example.com/rack": "7"})
+    assert indexes.store(NODES, racked) == set()
+    assert indexes.views()[0].node["metadata"]["labels"]["example.com/rack"] == "7", "it is kept for later"
+    indexes.store(SERVICES, wants("racked", 4, nodeSelector={"example.com/rack": "8"}))
+    moved = gpu_node("g1", 5, "NVIDIA-H100", **{"example.com/rack": "8"})
+    assert ("n", "racked") in indexes.store(NODES, moved)
+    indexes.remove(SERVICES, wants("racked", 6, nodeSelector={"example.com/rack": "8"}))
+    assert indexes.store(NODES, gpu_node("g1", 7, "NVIDIA-H100")) == set()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"unschedulable": True}},
+        {"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}},
+        {"status": {"allocatable": {"nvidia.com/gpu": "7"}}},
+    ],
+)
+def test_what_plans_read_of_a_node_beside_its_labels_concerns_those_that_it_could_serve(change):
+    indexes = Indexes()
+    indexes.store(SERVICES, wants("h100", 1, "NVIDIA-H100"))
+    indexes.store(NODES, gpu_node("g1", 2, "NVIDIA-H100"))
+    assert indexes.store(NODES, {**gpu_node("g1", 3, "NVIDIA-H100"), **change}) == {("n", "h100")}
 
 
 def test_a_foreign_object_under_the_name_of_a_service_concerns_it_when_it_comes_and_goes():

@@ -203,7 +203,10 @@ def test_no_catalogue_image_runs_on_amd_and_a_pinned_one_is_taken_at_its_owners_
 
 
 def test_a_catalogue_without_a_cpu_image_says_so():
-    assert choose_cpu(ONLY_130).reason == "NoCPUImage"
+    found = choose_cpu(ONLY_130)
+    assert found.reason == "NoCPUImage"
+    assert found.message.endswith(found.upgrade)
+    assert "serverImages" in found.upgrade
     assert choose_cpu(BUILT).image == BUILT[0]
 
 

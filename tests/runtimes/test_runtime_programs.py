@@ -18,7 +18,7 @@ from octavo_operator.plan.runtimes import PROGRAMS
 from octavo_operator.scaling.sample import Partial, Sample
 from octavo_operator.scaling.scraper import Scraper, ScrapeSettings, Target
 
-from tests.operator.test_plan_service import check_pod, condition, facts, live, service
+from tests.operator.test_plan_service import check_pod, condition, facts, live, node, service
 from tests.runtimes import stand_in
 
 RECORDED = stand_in.RECORDED
@@ -188,9 +188,36 @@ def test_a_runtime_without_an_image_names_the_way_out():
     told = condition(planned, "ImageResolved")
     assert (told["status"], told["reason"]) == ("False", "NoRuntimeImage")
     assert "serverImages" in told["message"]
+    nodes = condition(planned, "NodeTypesResolved")
+    assert nodes["message"] == f"nodes fit, but no image does: {told['message']}"
+    assert "engine.runtime VLLM" in nodes["message"]
+    assert "CPU" not in nodes["message"], "an image for CPUs of Octavo's own would not help"
     pinned = {**body["spec"], "image": {"policy": "Pinned", "reference": "vllm/vllm-openai:v0.34.0"}}
     _, pod = served({**body, "spec": pinned})
     assert pod["containers"][0]["image"] == "vllm/vllm-openai:v0.34.0"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "placement", "said"),
+    [
+        ("12.8", {"cpu": "Required"}, "no CPU image for engine.runtime VLLM (the catalogue holds: vllm for CUDA 12.8)"),
+        (None, {}, "no image for engine.runtime VLLM (the catalogue holds: vllm for CPU) has code for"),
+    ],
+)
+def test_a_runtime_whose_images_are_for_other_nodes_says_which_there_are(cuda, placement, said):
+    image = CatalogueImage("vllm", "vllm/vllm-openai:v0.34.0", cuda, ("9.0",) if cuda else (), runtime="VLLM")
+    labels = {
+        "nvidia.com/gpu.product": "NVIDIA-H100", "nvidia.com/gpu.compute.major": "9",
+        "nvidia.com/gpu.compute.minor": "0", "nvidia.com/cuda.driver.major": "570",
+        "nvidia.com/cuda.runtime.major": "12", "nvidia.com/cuda.runtime.minor": "8",
+    }  # fmt: skip
+    nodes = [node(), node("gpu", labels=labels, **{"nvidia.com/gpu": "1"})]
+    body = service(engine={"runtime": "VLLM"}, placement=placement)
+    planned = plan(facts(body, settings=PlanSettings(images=(IMAGES[0], image)), nodes=nodes))
+    assert condition(planned, "ImageResolved")["status"] == "False"
+    for kind in ("NodeTypesResolved", "ImageResolved"):
+        assert said in condition(planned, kind)["message"]
+    assert "serverImages" in condition(planned, "ImageResolved")["message"] or not cuda
 
 
 def test_an_image_of_another_runtime_never_serves_for_octavo():

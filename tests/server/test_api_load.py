@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -42,6 +43,48 @@ async def test_hundreds_of_streams_at_once_each_end_rightly_and_leave_nothing(du
         assert await running.metric("octavo_generation_tokens_total") == STREAMS * TOKENS
         metrics = running.server.state.metrics
         assert metrics.loop_delay.family().samples[-2].value > 0, "the loop is watched"
+
+
+async def ask(url: str, body: dict[str, Any], read: int = -1) -> bytes:
+    """One request on a connection of its own, without a client library's objects; `read`: so many bytes, then leave."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    content = json.dumps(body).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n")
+    writer.write(b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content))
+    answer = await asyncio.wait_for(reader.read(read), 60)
+    writer.close()
+    return answer
+
+
+async def test_requests_that_ended_leave_nothing_that_only_the_collector_of_cycles_frees(
+    dummy: Any, until: Any
+) -> None:
+    async with dummy("--pace", "0.005") as running:
+        state, body = running.server.state, {"model": "scripted", "prompt": "count", "max_tokens": 4}
+
+        async def each_kind() -> None:
+            await load(running.url, "20", "4")
+            for _ in range(5):
+                assert b"200 OK" in await ask(running.url, body)
+                assert b"400 Bad Request" in await ask(running.url, {**body, "max_tokens": -1})
+                await ask(running.url, {**body, "stream": True, "max_tokens": 500}, read=300)
+            await until(lambda: state.client.living == 0, "those who left are forgotten")
+            await until(lambda: not running.server._http.server_state.connections, "connections are closed")
+
+        await each_kind()  # what is made once is made here
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            await each_kind()
+            gc.collect()
+            found = {type(one).__name__ for one in gc.garbage}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        ours = {"PacedProtocol", "RequestResponseCycle", "Patience", "Generation", "Choice", "Detokenizer", "PromptJob"}
+        assert not found & ours
 
 
 async def test_a_reader_that_stops_costs_a_bounded_memory_then_ends_with_a_clear_error(

@@ -15,10 +15,11 @@ from octavo_kernels.shape import AttentionShape
 from octavo_server.calibration import hits, timing
 from octavo_server.calibration import measure as measuring
 from octavo_server.calibration.choose import BlockResult, choose, explain, prefix_hit_share
-from octavo_server.calibration.command import report
+from octavo_server.calibration.command import parse_shape, report
 from octavo_server.config import BLOCK_SIZES_TOKENS
 from octavo_server.contract import CALIBRATION_LIMIT_BYTES
 from octavo_server.engine.blocks import BlockPool
+from octavo_server.termination import Refused
 
 
 def results(**times: float) -> list[BlockResult]:
@@ -218,14 +219,36 @@ def test_the_command_searches_launches_and_serve_can_read_what_it_found(
     assert ("launches" in found["message"]) == bool(found["launchTable"])
 
 
-@pytest.mark.parametrize("shape", ["", "1,2,3", "a,b,c,d", "0,4,2,64"])
-def test_a_shape_that_is_none_is_refused_with_the_form(cli: Any, shape: str) -> None:
-    done = cli("calibrate", "--shape", shape, "--device", "CPU")
-    assert done.returncode == 2
-    assert "--shape" in done.stderr
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ("", "it holds 0 numbers in the place of 4"),
+        ("1,2,3", "it holds 3 numbers in the place of 4"),
+        ("a,b,c,d", "layers is 'a', and must be a whole number from 1 to 1000"),
+        ("30,9,3,", "headSize is '', and must be a whole number from 16 to 256"),
+        ("0,4,2,64", "layers is '0', and must be a whole number from 1 to 1000"),
+        ("2,4,2,512", "headSize is '512', and must be a whole number from 16 to 256"),
+        ("2,4,2,60", "headSize is 60, and must be a multiple of 8"),
+        ("2,5,2,64", "queryHeads is 5, and must be a multiple of kvHeads, 2"),
+        ("2,-4,2,64", "queryHeads is '-4', and must be"),
+        ("²,4,2,64", "layers is '²', and must be"),
+        ("9" * 5000 + ",4,2,64", "layers is '99999999999999999999', and must be"),
+    ],
+)
+def test_a_shape_that_no_kernel_takes_names_the_number_its_limit_and_the_form(shape: str, said: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse_shape(shape)
+    assert said in refused.value.message
+    assert refused.value.message.startswith("--shape ")
+    assert refused.value.message.endswith("write layers,queryHeads,kvHeads,headSize, as in 30,9,3,64")
 
 
-def test_a_shape_that_no_kernel_takes_is_a_failure_with_its_cause(cli: Any) -> None:
-    done = cli("calibrate", "--shape", "2,5,2,64", "--device", "CPU", "--budget-seconds", "1")
+def test_the_command_ends_with_2_and_one_line_where_its_shape_is_none(cli: Any) -> None:
+    done = cli("calibrate", "--shape", "0,4,2,64", "--device", "CPU")
     assert done.returncode == 2
-    assert "no block size could be measured" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("octavo-server: --shape '0,4,2,64': layers is '0'")
+    assert "Traceback" not in done.stderr
+
+
+def test_spaces_after_commas_are_no_fault() -> None:
+    assert parse_shape("30, 9, 3, 64") == (30, 9, 3, 64)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import msgpack
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from octavo_server.engine.codec import MAX_FRAME_BYTES, CodecError, FrameBuffer, decode, encode, frame
+from octavo_server.engine.codec import (
+    MAX_FRAME_BYTES,
+    CodecError,
+    FrameBuffer,
+    decode,
+    decode_slices,
+    encode,
+    frame,
+)
 from octavo_server.engine.digests import digest_seed, digests
 from octavo_server.engine.messages import (
     Abort,
     Finished,
     Message,
     Outputs,
+    PlainOutputs,
     Progress,
     Ready,
     RequestOutput,
@@ -41,6 +51,35 @@ MESSAGES: list[Message] = [
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_a_message_is_the_same_after_the_socket(message: Message) -> None:
     assert decode(encode(message)) == message
+
+
+@given(st.integers(0, 20), st.integers(0, 20), st.integers(1, 7))
+def test_the_slices_of_a_step_are_its_outputs_in_order_each_of_at_most_so_many(
+    others: int, plain: int, most: int
+) -> None:
+    listed = [RequestOutput(number, [1, 2], [LOGPROBS, LOGPROBS]) for number in range(others)]
+    alone = range(100, 100 + plain)
+    tokens = numpy.arange(plain, dtype=numpy.int64)
+    step = Outputs(PlainOutputs(numpy.array(alone, dtype=numpy.uint64), tokens, listed))
+    slices = list(decode_slices(encode(step), most))
+    assert all(isinstance(part, Outputs) and 0 < len(part.outputs) <= most for part in slices)
+    found = [one for part in slices if isinstance(part, Outputs) for one in part.outputs]
+    assert found == listed + [RequestOutput(number, [number - 100], []) for number in alone]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_whatever_is_no_step_comes_as_one_slice(message: Message) -> None:
+    slices = list(decode_slices(encode(message), 1000))
+    assert slices == ([] if message == Outputs([]) else [message])
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\xff", msgpack.packb(["Outputs", [], b"12345678", b""]), msgpack.packb(["Outputs", [], b"", b"123"])],
+)
+def test_a_damaged_step_ends_the_line_also_in_slices(payload: bytes) -> None:
+    with pytest.raises(CodecError):
+        list(decode_slices(payload, 10))
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=200))

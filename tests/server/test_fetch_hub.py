@@ -28,6 +28,9 @@ def hub(model_path: Path) -> Iterator[Hub]:
         "org/pickle": {"pytorch_model.bin": b"x"},
         "org/odd": {**files, "config.json": json.dumps({**CONFIG, "architectures": ["MambaForCausalLM"]}).encode()},
         "org/broken": {**files, "model.safetensors": b"\xff" * 100},
+        "org/damaged": {**files, "config.json": b'{"architectures": ["Llama'},
+        "org/many": {f"fp16/{name}": content for name, content in files.items()}
+        | {"fp16/config.json": json.dumps({**CONFIG, "num_attention_heads": 0}).encode()},
     }
     hub.private, hub.gated = {"org/private"}, {"org/gated"}
     yield hub
@@ -76,6 +79,9 @@ def test_a_safetensors_model_is_described_by_configuration_and_headers(cli: Any,
         (["--model", "hf://org/tensors", "--max-length", "513"], "MaxLengthTooLong", "512"),
         (["--model", "hf://org/tensors", "--format", "GGUF"], "FormatUnsupported", ".gguf"),
         (["--model", "hf://a/b/../../c"], "ModelNotFound", "hf://organisation/name"),
+        (["--model", "hf://a b/c"], "ModelNotFound", "'a b/c' is no repository"),
+        (["--model", "pvc://"], "ModelNotFound", "the claim's name is missing; write pvc://claim/path"),
+        (["--model", "pvc://claim/../x"], "ModelNotFound", "leaves the claim; write pvc://claim/path"),
         (["--model", "gs://bucket/model"], "SchemeUnsupported", "gs://"),
         (["--model", "/nowhere"], "ModelNotFound", "/nowhere"),
     ],
@@ -86,6 +92,22 @@ def test_what_stands_in_the_way_is_told_by_the_contracts_reason(
     found = check(cli, hub, tmp_path, *arguments)
     assert (found["ok"], found["reason"]) == (False, reason), found["message"]
     assert said in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("hf://org/damaged", "hf://org/damaged/config.json: damaged, no JSON"),
+        ("hf://org/many/fp16", "hf://org/many/fp16/config.json: num_attention_heads is 0"),
+    ],
+)
+def test_a_damaged_configuration_is_told_by_the_models_file_and_not_by_a_copy_of_it(
+    cli: Any, hub: Hub, tmp_path: Path, model: str, said: str
+) -> None:
+    found = check(cli, hub, tmp_path, "--model", model)
+    assert (found["ok"], found["reason"]) == (False, "ModelUnreadable"), found
+    assert said in found["message"]
+    assert "octavo-check-" not in found["message"]
 
 
 def test_a_token_opens_a_private_model_and_a_wrong_one_is_told_apart(cli: Any, hub: Hub, tmp_path: Path) -> None:

@@ -83,7 +83,10 @@ def test_a_file_sent_in_parts_is_fetched_and_said_to_have_no_checksum(
         ("s3://models/org/tin", "ModelNotFound", "nothing of this key"),
         ("s3://nowhere/org/tiny", "ModelNotFound", "NoSuchBucket"),
         ("s3://models/org", "ModelNotFound", "org"),
-        ("s3://M/org", "ModelNotFound", "s3://bucket/key"),
+        ("s3://M/org", "ModelNotFound", "'M' is no bucket's name, which has 3 to 63 small letters"),
+        ("s3://M/org", "ModelNotFound", "write s3://bucket/key"),
+        ("s3:///org", "ModelNotFound", "'' is no bucket's name"),
+        ("s3://models/../org", "ModelNotFound", "'..' is no step inside a bucket; write s3://bucket/key"),
     ],
 )
 def test_what_is_not_there_is_told(

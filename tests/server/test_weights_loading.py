@@ -160,6 +160,14 @@ def test_a_scaling_of_angles_that_means_nothing_is_named_when_the_model_loads(tm
         ({"quantization_config": {"quant_method": "awq"}}, "FormatUnsupported", "awq"),
         ({"hidden_size": None}, "ModelUnreadable", "config.json"),
         ({"num_hidden_layers": 0}, "ModelUnreadable", "layers"),
+        # Names of so many layers would fill memory before one of them is missed.
+        ({"num_hidden_layers": 10**30}, "ModelUnreadable", "num_hidden_layers is 1000.* from 1 to 10000"),
+        ({"num_attention_heads": 0}, "ModelUnreadable", "num_attention_heads is 0, and must be a whole number from 1"),
+        ({"vocab_size": "many"}, "ModelUnreadable", "vocab_size is many"),
+        ({"rms_norm_eps": float("nan")}, "ModelUnreadable", "rms_norm_eps is nan"),
+        ({"sliding_window": float("inf")}, "ModelUnreadable", "config.json"),
+        ({"architectures": 7}, "ArchitectureUnsupported", "7"),
+        ({"quantization_config": "int4"}, "FormatUnsupported", "quantization_config int4"),
     ],
 )
 def test_a_model_that_would_be_served_wrongly_is_refused_with_what_is_wrong(
@@ -169,6 +177,36 @@ def test_a_model_that_would_be_served_wrongly_is_refused_with_what_is_wrong(
         inspect(str(write_config(tmp_path, **changes)))
     assert refused.value.reason == reason
     assert "\n" not in refused.value.message
+
+
+def gguf(*entries: bytes) -> bytes:
+    """A GGUF file of metadata alone."""
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries)) + b"".join(entries)
+
+
+def entry(key: str, kind: int, value: bytes) -> bytes:
+    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
+
+
+LLAMA = entry("general.architecture", 8, struct.pack("<Q", 5) + b"llama")
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (gguf(entry("a", 9, struct.pack("<IQ", 9, 1) * 5000)), "GGUF header"),
+        (gguf(entry("general.alignment", 4, struct.pack("<I", 0))), "GGUF header"),
+        (gguf(LLAMA, entry("llama.attention.head_count", 4, bytes(4))), "llama.attention.head_count is 0"),
+        (gguf(LLAMA, entry("llama.attention.head_count", 8, struct.pack("<Q", 1) + b"x")), "head_count is x"),
+    ],
+)
+def test_a_gguf_header_that_lies_is_a_reason_in_words_and_no_exception(
+    tmp_path: Path, content: bytes, named: str
+) -> None:
+    (tmp_path / "x.gguf").write_bytes(content + bytes(64))
+    with pytest.raises(ModelError, match=named) as refused:
+        inspect(str(tmp_path / "x.gguf"))
+    assert refused.value.reason == "ModelUnreadable"
 
 
 def test_missing_damaged_and_ambiguous_files_have_a_reason_each(tmp_path: Path, model_path: Path) -> None:

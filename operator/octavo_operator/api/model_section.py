@@ -30,13 +30,13 @@ _URI_RULES = rules(
     ),
     rule(
         f"!self.startsWith('s3://') || self.matches('{S3_URI}')",
-        "model.uri with s3:// must be s3://<bucket>/<key>: a bucket's name (3 to 63 characters), and letters, "
-        "digits and ._+=@~:,/- alone",
+        "model.uri with s3:// must be s3://<bucket>/<key>: a bucket's name of 3 to 63 small letters, digits, . and - "
+        "that begins and ends with a letter or digit, and a key of letters, digits and ._+=@~:,/- alone",
     ),
     rule(
         f"!self.startsWith('pvc://') || self.matches('{PVC_URI}')",
-        "model.uri with pvc:// must be pvc://<claim>/<path inside the claim>: a claim's name (253 characters at most), "
-        "and letters, digits and ._+=@~:,/- alone",
+        "model.uri with pvc:// must be pvc://<claim>/<path inside the claim>: a claim's name (253 characters at most, "
+        "small letters, digits, . and - alone), and a path of letters, digits and ._+=@~:,/- alone",
     ),
     rule(
         f"!self.startsWith('file://') || self.matches('{FILE_URI}')",

@@ -13,6 +13,7 @@ import dataclasses
 import logging
 import random
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ Keep = Callable[[Resource, dict[str, Any]], dict[str, Any]]
 """What is kept of an object."""
 LONGEST_RETRY_SECONDS = 5.0
 _JOIN_SECONDS = 3.0
+_NEWS_PER_TURN = 50
 
 
 class _Backoffs:
@@ -51,12 +53,27 @@ class _Connection(kopf.ConnectionInfo):
         return {**super().as_http_headers(), "User-Agent": FIELD_MANAGER}
 
 
+class _NoMemory(kopf.DiffBaseStorage):
+    """kopf's memory of an object's last state, for handlers of differences. There are none of them here, and a copy of
+    each object that changes would be made for nothing."""
+
+    def build(self, *, body: kopf.Body, extra_fields: object = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        pass
+
+
 def _registry(settings: Settings, changed: Changed, keep: Keep, streams: bool) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=registry)
     async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
         settings.posting.enabled = False
+        settings.persistence.diffbase_storage = _NoMemory()
         # The kinds are known and have been listed before, so that no right to list CRDs is needed.
         settings.scanning.disabled = True
         settings.watching.server_timeout = 300
@@ -114,11 +131,25 @@ class Watches:
         self._stopped = threading.Event()
         self._ended = asyncio.Event()
         self._end: Callable[[], object] | None = None
+        self._news: deque[tuple[Resource, dict[str, Any], str | None]] = deque()
         self._thread = threading.Thread(target=self._work, name="watches", daemon=True)
 
     def _pass_on(self, resource: Resource, item: dict[str, Any], event: str | None) -> None:
         if not self._stopped.is_set():
-            self._owner.call_soon_threadsafe(self._changed, resource, item, event)
+            # The owner's loop is woken once for all that waits: a wake is a call to the system, in which this thread
+            # and the loop's wait for each other, thousands of times in a wave of changes.
+            self._news.append((resource, item, event))
+            if len(self._news) == 1:
+                self._owner.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        """Some of the news, in the owner's loop; the rest in its next turn, so that others get theirs between."""
+        try:
+            for _ in range(min(len(self._news), _NEWS_PER_TURN)):
+                self._changed(*self._news.popleft())
+        finally:
+            if self._news:
+                self._owner.call_soon(self._tell)
 
     async def _follow(self) -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()

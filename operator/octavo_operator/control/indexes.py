@@ -13,7 +13,6 @@ from octavo_operator.plan.inventory import view as read_node
 from octavo_operator.plan.server_contract import SERVICE_LABEL
 
 from .interest import Interest
-from .trim import trimmed
 from .usage import Usage
 
 Object = dict[str, Any]
@@ -54,14 +53,14 @@ class Indexes:
         self._gone: dict[str, dict[str, int]] = defaultdict(dict)
 
     def store(self, resource: Resource, item: Object) -> set[Key]:
-        """Keep an object unless a newer state of it is known; returns the services to reconcile."""
+        """Keep an object, cut to what plans read (`trimmed`), unless a newer state of it is known; returns the services
+        to reconcile."""
         key = _key(item)
         known = self._items[resource.kind].get(key)
         if known is not None and _version(known) >= _version(item):
             return set()
         if _version(item) <= self._gone[resource.kind].get(item["metadata"]["uid"], -1):
             return set()
-        item = trimmed(resource, item)
         before: set[Key] = set()
         if known is not None:
             former = self._unlink(resource, known)

@@ -41,6 +41,7 @@ class Interest:
         self._mark: dict[Key, str] = {}
         self._placement: dict[str, PlacementSection | None] = {}
         self._services: defaultdict[str, set[Key]] = defaultdict(set)
+        self._selected: frozenset[str] | None = None
 
     def add(self, key: Key, spec: dict[str, Any]) -> None:
         """A service came or changed; one that can't be parsed is concerned by every node."""
@@ -56,6 +57,7 @@ class Interest:
                 self._placement[mark] = PlacementSection.model_validate(written)
             except ValidationError:
                 self._placement[mark] = None
+            self._selected = None
 
     def remove(self, key: Key) -> None:
         """A service went."""
@@ -65,10 +67,21 @@ class Interest:
         self._services[mark].discard(key)
         if not self._services[mark]:
             del self._services[mark], self._placement[mark]
+            self._selected = None
+
+    def selected_labels(self) -> frozenset[str]:
+        """Keys of the labels that any nodeSelector asks for."""
+        if self._selected is None:
+            placements = [placement for placement in self._placement.values() if placement is not None]
+            self._selected = frozenset(key for placement in placements for key in placement.node_selector)
+        return self._selected
 
     def concerned(self, nodes: Iterable[NodeView]) -> set[Key]:
-        """Services that any of these states of a node can make a difference to."""
+        """Services that any of these states of a node can make a difference to: none where plans read the same of all
+        of them."""
         states = list(nodes)
+        if len(states) == 2 and states[0].reads_like(states[1], self.selected_labels()):
+            return set()
         found: set[Key] = set()
         for mark, placement in self._placement.items():
             if placement is None or any(concerns(placement, node) for node in states):

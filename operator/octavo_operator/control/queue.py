@@ -98,6 +98,12 @@ class WorkQueue(Generic[Key]):
             except TimeoutError:
                 continue
 
+    def seconds_until(self, key: Key) -> float:
+        """When the key comes up by itself: 0 where it waits for a worker, infinity where nobody asked for it."""
+        if key in self._since:
+            return 0.0
+        return max(0.0, self._due.get(key, float("inf")) - self._clock())
+
     def depth(self) -> int:
         """Keys that wait."""
         return len(self._since)

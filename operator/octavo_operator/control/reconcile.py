@@ -17,6 +17,7 @@ from octavo_operator.status.conditions import Verdict, conditions
 
 from .events import Recorder
 from .indexes import Indexes, Key
+from .trim import trimmed
 
 log = logging.getLogger("octavo.reconcile")
 Object = dict[str, Any]
@@ -232,7 +233,8 @@ class Reconciler:
 
     def _keep(self, live: Object) -> None:
         # The answer may hold what others changed meanwhile, and the watch's older word of it will be dropped.
-        for key in self._indexes.store(BY_KIND[live["kind"]], live):
+        resource = BY_KIND[live["kind"]]
+        for key in self._indexes.store(resource, trimmed(resource, live)):
             self._ask(key)
 
 

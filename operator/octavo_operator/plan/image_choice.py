@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from octavo_operator.api.engine_section import Runtime
 from octavo_operator.api.placement_section import Vendor
 
 from .accelerators import AcceleratorFacts, version
@@ -56,12 +57,33 @@ class ImageChoice:
         return self.image.cuda
 
 
-def choose_cpu(images: Sequence[CatalogueImage]) -> ImageChoice:
-    """The catalogue's CPU image."""
+def _whose(images: Sequence[CatalogueImage], runtime: Runtime) -> str:
+    """` for engine.runtime VLLM (the catalogue holds: vllm for CUDA 12.8)`; empty for Octavo's own images."""
+    if runtime == Runtime.OCTAVO:
+        return ""
+    held = ", ".join(f"{image.name} for {f'CUDA {image.cuda}' if image.cuda else 'CPU'}" for image in images)
+    return f" for engine.runtime {runtime.value} (the catalogue holds: {held})"
+
+
+def no_runtime_image(runtime: Runtime) -> ImageChoice:
+    """The catalogue knows nothing of the program that a service asks for."""
+    upgrade = "pin one (image.policy Pinned), or have an administrator add one to serverImages"
+    message = f"the catalogue holds no image for engine.runtime {runtime.value}; {upgrade}"
+    return ImageChoice(None, "", "NoRuntimeImage", message, upgrade=upgrade)
+
+
+def choose_cpu(images: Sequence[CatalogueImage], runtime: Runtime = Runtime.OCTAVO) -> ImageChoice:
+    """The CPU image among those of one runtime."""
+    if not images and runtime != Runtime.OCTAVO:
+        return no_runtime_image(runtime)
     for image in images:
         if image.cuda is None:
             return ImageChoice(image, "CPU", "Resolved", f"CPU image {image.image}")
-    return ImageChoice(None, "", "NoCPUImage", "the image catalogue has no CPU image; add one, or pin image.reference")
+    upgrade = "pin one (image.policy Pinned), or have an administrator add one to serverImages"
+    if any(image.cuda for image in images):
+        upgrade += ", or place the service on accelerators"
+    message = f"the catalogue has no CPU image{_whose(images, runtime)}; {upgrade}"
+    return ImageChoice(None, "", "NoCPUImage", message, upgrade=upgrade)
 
 
 def covers(image: CatalogueImage, capability: str) -> str:
@@ -133,8 +155,12 @@ def _too_old(built: Sequence[tuple[CatalogueImage, str]], capability: str, cuda:
     return ImageChoice(None, "", "DriverTooOld", message, upgrade=upgrade)
 
 
-def choose_cuda(images: Sequence[CatalogueImage], capability: str, cuda: str, driver: str) -> ImageChoice:
-    """The newest image for a compute capability that a driver (version, highest CUDA) can run."""
+def choose_cuda(
+    images: Sequence[CatalogueImage], capability: str, cuda: str, driver: str, runtime: Runtime = Runtime.OCTAVO
+) -> ImageChoice:
+    """The newest image of one runtime for a compute capability that a driver (version, highest CUDA) can run."""
+    if not images and runtime != Runtime.OCTAVO:
+        return no_runtime_image(runtime)
     newest_first = sorted(
         (image for image in images if image.cuda),
         key=lambda image: (version(image.cuda or ""), image.name),
@@ -144,7 +170,9 @@ def choose_cuda(images: Sequence[CatalogueImage], capability: str, cuda: str, dr
     if not built:
         held = sorted({text for image in images for text in image.architectures}, key=version)
         upgrade = f"add an image that is built for {capability}, or choose others in placement.accelerators"
-        message = f"no image has code for compute capability {capability} (covered: {', '.join(held) or 'none'}); "
+        whose = _whose(images, runtime)
+        covered = ", ".join(held) or "none"
+        message = f"no image{whose} has code for compute capability {capability} (covered: {covered}); "
         return ImageChoice(None, "", "ArchitectureNotBuilt", message + upgrade, upgrade=upgrade)
     has = version(cuda)[:2]
     native = [(image, how) for image, how in built if version(image.cuda or "") <= has]
@@ -161,16 +189,21 @@ def choose_cuda(images: Sequence[CatalogueImage], capability: str, cuda: str, dr
 
 
 def choose(
-    images: Sequence[CatalogueImage], pinned: CatalogueImage | None, accelerator: AcceleratorFacts
+    images: Sequence[CatalogueImage],
+    pinned: CatalogueImage | None,
+    accelerator: AcceleratorFacts,
+    runtime: Runtime = Runtime.OCTAVO,
 ) -> ImageChoice:
     """The image for one kind of accelerator: the pinned one, as far as its driver runs it, else of the catalogue."""
     if accelerator.vendor == Vendor.AMD:
         if pinned:
             return ImageChoice(pinned, "Pinned", "Resolved", f"pinned image {pinned.image}")
+        if not images and runtime != Runtime.OCTAVO:
+            return no_runtime_image(runtime)
         upgrade = "pin an image that is built for ROCm (image.policy Pinned), or choose other accelerators"
         message = f"no image of the catalogue is built for AMD's {accelerator.product}; {upgrade}"
         return ImageChoice(None, "", "VendorNotBuilt", message, upgrade=upgrade)
     if pinned:
         # What a pinned image was built for is its owner's word; only the driver can be compared.
         images = [CatalogueImage(pinned.name, pinned.image, pinned.cuda, (accelerator.capability,))]
-    return choose_cuda(images, accelerator.capability, accelerator.cuda, accelerator.driver)
+    return choose_cuda(images, accelerator.capability, accelerator.cuda, accelerator.driver, runtime)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .accelerators import AcceleratorFacts, has_accelerator, read_accelerators
+from .accelerators import AcceleratorFacts, has_accelerator, labels_of, read_accelerators
 from .admission import open_for_pods
 from .manifest import Manifest
 from .quantities import micro
@@ -30,6 +30,13 @@ class NodeView:
     allocatable: Amounts
     mark: str
     """Equal for nodes of one class."""
+
+    def reads_like(self, other: NodeView, selected_labels: Iterable[str]) -> bool:
+        """Whether plans find the same in two states of one node: of labels that say nothing of accelerators, they read
+        those that a nodeSelector asks for."""
+        same = (self.mark, self.is_open, self.allocatable) == (other.mark, other.is_open, other.allocatable)
+        mine, theirs = labels_of(self.node), labels_of(other.node)
+        return same and all(mine.get(key) == theirs.get(key) for key in selected_labels)
 
 
 def view(node: Manifest) -> NodeView:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from octavo_operator.api.engine_section import Runtime
 from octavo_operator.api.inference_service import InferenceServiceSpec
 from octavo_operator.api.model_section import claim_path
 from octavo_operator.status.conditions import Verdict
@@ -68,7 +69,13 @@ def check_model(facts: Facts, spec: InferenceServiceSpec, image: str | None) -> 
     live = live_check(facts, spec)
     attempt = attempt_of(live) if live else 1
     if image is None:
-        verdict = Verdict("ModelReady", None, "NotChecked", "the model is checked once node type and image are known")
+        message = "the model is checked once node type and image are known"
+        if not any(item.runtime == Runtime.OCTAVO.value for item in facts.settings.images):
+            message = (
+                "the catalogue holds no image of runtime Octavo, whose programs check and fetch the models of every "
+                "runtime; have an administrator add one to serverImages"
+            )
+        verdict = Verdict("ModelReady", None, "NotChecked", message)
         return ModelState(verdict, False, (check_job(facts, spec, "", attempt),) if live else ())
     result = read_check(facts, spec)
     if result.retry_seconds == 0:

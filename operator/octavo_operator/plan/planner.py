@@ -23,6 +23,7 @@ from .deployments import known_types
 from .drift import stamped
 from .facts import CatalogueImage, Event, Facts, Manifest, Plan, PlanSettings
 from .fleet import Fleet, fetch_image, plan_fleet
+from .image_choice import no_runtime_image
 from .model_check import check_model
 from .node_types import NodeType
 from .pod_template import fetches_for_itself, limits_traffic
@@ -111,15 +112,14 @@ def _resolve(facts: Facts, spec: InferenceServiceSpec, pinned: CatalogueImage | 
     runtime = spec.engine.runtime
     images = tuple(item for item in facts.settings.images if item.runtime == runtime.value)
     if not facts.settings.reads_nodes:
-        found = resolve_blindly(spec.placement, images, pinned)
+        found = resolve_blindly(spec.placement, images, pinned, runtime)
     else:
-        found = resolve(spec.placement, facts.views, images, pinned, known_types(facts, spec), facts.classes)
+        known = known_types(facts, spec)
+        found = resolve(spec.placement, facts.views, images, pinned, known, facts.classes, runtime)
     if runtime != Runtime.OCTAVO and not images and pinned is None and not found.types:
-        message = (
-            f"the catalogue holds no image for engine.runtime {runtime.value}; pin one (image.policy Pinned), or have "
-            "an administrator add one to serverImages"
-        )
-        return replace(found, image_reason="NoRuntimeImage", image_message=message)
+        # Also where no node fits, or nodes can't be read: it would stand in the way next.
+        lacking = no_runtime_image(runtime)
+        return replace(found, image_reason=lacking.reason, image_message=lacking.message)
     return found
 
 

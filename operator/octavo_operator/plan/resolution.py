@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from octavo_operator.api.engine_section import Runtime
 from octavo_operator.api.placement_section import CPUPolicy, PlacementSection, Vendor
 
 from .accelerators import CPU_PRODUCT, AcceleratorFacts, version
@@ -80,7 +81,9 @@ class _Resolver:
         images: Sequence[CatalogueImage],
         pinned: CatalogueImage | None,
         known: Sequence[KnownType],
+        runtime: Runtime,
     ) -> None:
+        self._runtime = runtime
         self._placement, self._nodes, self._images, self._pinned = placement, nodes, images, pinned
         self._known = sorted(known, key=lambda item: not item.is_live)
         self._by_hardware: dict[tuple[str, ...], list[KnownType]] = {}
@@ -119,7 +122,7 @@ class _Resolver:
 
     def accelerators(self) -> None:
         wanted = wanted_accelerators(self._placement)
-        choose_one = _memory_of(lambda facts: choose(self._images, self._pinned, facts))
+        choose_one = _memory_of(lambda facts: choose(self._images, self._pinned, facts, self._runtime))
         unknown_memory: set[str] = set()
         for kind in self._nodes:
             view = kind.view
@@ -157,7 +160,7 @@ class _Resolver:
         fresh = (
             ImageChoice(self._pinned, "CPU", "Resolved", f"pinned image {self._pinned.image}")
             if self._pinned
-            else choose_cpu(self._images)
+            else choose_cpu(self._images, self._runtime)
         )
         known = next(iter(staying), None)
         if fresh.image is None and known is None:
@@ -229,14 +232,16 @@ def resolve(
     pinned: CatalogueImage | None,
     known: Sequence[KnownType] = (),
     grouped: Sequence[NodeClass] | None = None,
+    runtime: Runtime = Runtime.OCTAVO,
 ) -> Resolution:
     """Node types that a placement admits, cheapest first, each with its image.
 
-    nodes: in the order of their names; grouped: the same nodes by class, where that was done before.
+    images: those of the runtime; nodes: in the order of their names; grouped: the same nodes by class, where that was
+    done before.
     """
     if placement.node_selector:
         grouped = alone(nodes)
-    resolver = _Resolver(placement, classes(nodes) if grouped is None else grouped, images, pinned, known)
+    resolver = _Resolver(placement, classes(nodes) if grouped is None else grouped, images, pinned, known, runtime)
     if placement.cpu != CPUPolicy.REQUIRED:
         resolver.accelerators()
     resolver.cpus()
@@ -268,11 +273,14 @@ def _plain(nodes: Sequence[NodeView]) -> set[str]:
 
 
 def resolve_blindly(
-    placement: PlacementSection, images: Sequence[CatalogueImage], pinned: CatalogueImage | None
+    placement: PlacementSection,
+    images: Sequence[CatalogueImage],
+    pinned: CatalogueImage | None,
+    runtime: Runtime = Runtime.OCTAVO,
 ) -> Resolution:
     """Types from the spec alone, for an operator that may not read Nodes: products and image must be named."""
     if placement.cpu == CPUPolicy.REQUIRED:
-        choice = ImageChoice(pinned, "CPU", "Resolved", "pinned image") if pinned else choose_cpu(images)
+        choice = ImageChoice(pinned, "CPU", "Resolved", "pinned image") if pinned else choose_cpu(images, runtime)
         if choice.image is None:
             return Resolution((), "NoImage", choice.message, choice.reason, choice.message)
         key = TypeKey(CPU_PRODUCT, variant=choice.image.name, fit="CPU")

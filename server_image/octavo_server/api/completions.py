@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ from octavo_server.api.answers import (
 from octavo_server.api.choice import Choice, Delta
 from octavo_server.api.errors import bad_field, json_response
 from octavo_server.api.generation import Generation, PromptJob
-from octavo_server.api.identity import request_id
+from octavo_server.api.identity import new_id, request_id
 from octavo_server.api.prompts import chat_prompt, completion_prompts
 from octavo_server.api.render import Renderer
 from octavo_server.api.sampling import choices_wanted, max_new_tokens, sampling_params, truncated
@@ -167,7 +166,7 @@ def _prepare(
         raise bad_field("prompt_logprobs", "can't be streamed; leave out stream or prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise bad_field("stream_options", "needs stream = true")
-    name = body.request_id or uuid.uuid4().hex
+    name = body.request_id or new_id()
     tokenizer, _ = state.serving()
     generation = Generation(
         state,

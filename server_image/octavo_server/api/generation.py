@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from octavo_server.api.choice import Choice, Delta
+from octavo_server.api.client import EngineClient
 from octavo_server.api.errors import ApiError, bad_field
 from octavo_server.api.state import ServerState
 from octavo_server.engine.digests import digest_seed, digests
@@ -184,7 +185,7 @@ class Generation:
                 StopMatcher(self._stops, include=self._include_stop, after=job.sampling.min_tokens),
                 job.sampling.stop_token_ids,
                 news=self._news,
-                abort=lambda kept, index=index: self._state.client.abort(self._ids[index], kept),  # type: ignore[misc]
+                abort=_abort(self._state.client, self._ids, index),
                 observer=_Observer(self._state.metrics, len(job.token_ids)),
                 max_unread_bytes=self._state.config.api.max_unread_bytes if self._streams else 0,
                 hidden=job.hidden,
@@ -201,6 +202,12 @@ class Generation:
                 grammar=job.grammar,
             )
             self._ids[index] = self._state.client.submit(submit, choice, self._logged_name)
+
+
+def _abort(client: EngineClient, ids: dict[int, int], index: int) -> Callable[[int], None]:
+    """Ends one choice. It holds no Generation, which holds the choice: a circle would stay until the collector comes,
+    and where thousands of requests end, its work is what stops the event loop longest."""
+    return lambda kept: client.abort(ids[index], kept)
 
 
 class _Observer:

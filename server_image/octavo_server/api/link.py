@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Protocol
 
 from octavo_server.engine.address import socket_address
-from octavo_server.engine.codec import CodecError, FrameBuffer, decode, encode, frame
+from octavo_server.engine.codec import CodecError, FrameBuffer, decode_slices, encode, frame
 from octavo_server.engine.messages import Message, Outputs, Ready, StartupFailed
 
 _LOG = logging.getLogger("octavo.engine")
 _CONNECT_PAUSE_SECONDS = 0.02
 _READ_BYTES = 1 << 20
 _SLICE = 48
-"""Outputs that are handed on in one turn of the event loop."""
+"""Outputs that are built and handed on in one turn of the event loop."""
 
 
 class Listener(Protocol):
@@ -75,20 +75,13 @@ class Line:
             if not data:
                 return
             for payload in buffer.feed(data):
-                for message in _slices(decode(payload)):
+                for message in decode_slices(payload, _SLICE):
                     yield message
                     handed_on += len(message.outputs) if isinstance(message, Outputs) else 1
                     if handed_on >= _SLICE:
                         handed_on = 0
                         await asyncio.sleep(0)
             await asyncio.sleep(0)
-
-
-def _slices(message: Message) -> list[Message]:
-    if not isinstance(message, Outputs) or len(message.outputs) <= _SLICE:
-        return [message]
-    outputs = message.outputs
-    return [Outputs(outputs[start : start + _SLICE]) for start in range(0, len(outputs), _SLICE)]
 
 
 class Follower:

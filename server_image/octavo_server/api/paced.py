@@ -43,9 +43,12 @@ def paced_protocol(
             self._patience.wait(head_seconds)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            """The connection is gone."""
-            self._patience.stop()
+            """The connection is gone. What refers to it in a circle is let go: else the collector of cycles had to
+            find each ended connection with all that hangs on it."""
+            self._patience.end()
             super().connection_lost(exc)
+            self.cycle = None  # type: ignore[assignment]
+            self.pipeline.clear()
 
         def _wait_in_vain(self) -> None:
             if self.transport.is_closing():

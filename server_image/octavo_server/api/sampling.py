@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import Sequence
 
 from octavo_server.api.errors import bad_field
@@ -40,7 +40,7 @@ def sampling_params(
         presence_penalty=_or(request.presence_penalty, 0.0),
         frequency_penalty=_or(request.frequency_penalty, 0.0),
         repetition_penalty=_or(request.repetition_penalty, 1.0),
-        seed=secrets.randbits(64) if request.seed is None else request.seed % 2**64,
+        seed=random.getrandbits(64) if request.seed is None else request.seed % 2**64,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         logit_bias=_logit_bias(request.logit_bias or {}, ready.vocabulary_size, limits),

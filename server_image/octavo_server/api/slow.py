@@ -12,6 +12,10 @@ PAUSE_SECONDS = 60.0
 """Between two pieces of a body. There is no limit for the whole: a long prompt may come over a slow line."""
 
 
+def _nothing() -> None:
+    pass
+
+
 class Patience:
     """A deadline that is moved often and rarely met: moving it costs no timer of the loop."""
 
@@ -35,6 +39,11 @@ class Patience:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def end(self) -> None:
+        """Nothing will be awaited any more: lets go of `over`."""
+        self.stop()
+        self._over = _nothing
 
     def _look(self) -> None:
         self._timer = None

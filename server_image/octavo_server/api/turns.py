@@ -15,7 +15,7 @@ from collections.abc import Callable
 _REQUESTS_PER_TURN = 4
 """Requests begun in one turn of the loop, at up to 1 ms each."""
 _LOOK_SECONDS = 0.01
-_YOUNG_OBJECTS, _MIDDLE_ROUNDS, _OLD_ROUNDS = 4_000, 5, 2_000
+_YOUNG_OBJECTS, _MIDDLE_ROUNDS, _OLD_ROUNDS = 4_000, 1, 5_000
 _TIDY_SECONDS = 60.0
 
 

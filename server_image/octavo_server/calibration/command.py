@@ -15,6 +15,9 @@ from octavo_server.calibration.choose import BlockResult, choose, explain
 from octavo_server.contract import CALIBRATION_LIMIT_BYTES, ExitCode
 from octavo_server.termination import Refused, write_termination_message
 
+_SHAPE = {"layers": (1, 1000), "queryHeads": (1, 1024), "kvHeads": (1, 1024), "headSize": (16, 256)}
+"""Its numbers with the least and the most of each; head sizes are those of the attention kernels."""
+
 
 @dataclass(frozen=True)
 class CalibrateConfig:
@@ -32,9 +35,7 @@ class CalibrateConfig:
 def calibrate(wanted: CalibrateConfig) -> ExitCode:
     """Prints and reports one JSON object. Raises Refused when nothing can be measured."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    numbers = re.fullmatch(r"(\d{1,6}),(\d{1,6}),(\d{1,6}),(\d{1,5})", wanted.shape)
-    if numbers is None or not all(int(text) for text in numbers.groups()):
-        raise Refused("InvalidFlag", f"--shape {wanted.shape!r}: write layers,queryHeads,kvHeads,headSize: 30,9,3,64")
+    sizes = parse_shape(wanted.shape)
     import torch
 
     from octavo_server.calibration.measure import measure
@@ -47,7 +48,7 @@ def calibrate(wanted: CalibrateConfig) -> ExitCode:
     kv_dtype = _dtype(wanted.kv_dtype, dtype)
     begin = time.monotonic()
     try:
-        shape = Shape(*map(int, numbers.groups()))
+        shape = Shape(*sizes)
         results = measure(shape, dtype, kv_dtype, device, wanted.budget_seconds)
     except (RuntimeError, ValueError) as error:
         raise Refused("CalibrationFailed", f"no block size could be measured: {error}") from error
@@ -55,6 +56,27 @@ def calibrate(wanted: CalibrateConfig) -> ExitCode:
     print(json.dumps(found), flush=True)
     write_termination_message(found)
     return ExitCode.ENDED
+
+
+def parse_shape(text: str) -> tuple[int, int, int, int]:
+    """The four numbers of --shape. Raises Refused with the number, its limit and the form."""
+
+    def refused(what: str) -> Refused:
+        return Refused("InvalidFlag", f"--shape {text!r}: {what}; write {','.join(_SHAPE)}, as in 30,9,3,64")
+
+    words = [word.strip() for word in text.split(",")] if text else []
+    if len(words) != len(_SHAPE):
+        raise refused(f"it holds {len(words)} numbers in the place of {len(_SHAPE)}")
+    for (name, (least, most)), word in zip(_SHAPE.items(), words, strict=True):
+        # int() takes more than digits, and a long row of them for a long time.
+        if not re.fullmatch(r"[0-9]{1,9}", word) or not least <= int(word) <= most:
+            raise refused(f"{name} is {word[:20]!r}, and must be a whole number from {least} to {most}")
+    layers, query_heads, kv_heads, head_size = (int(word) for word in words)
+    if query_heads % kv_heads:
+        raise refused(f"queryHeads is {query_heads}, and must be a multiple of kvHeads, {kv_heads}")
+    if head_size % 8:
+        raise refused(f"headSize is {head_size}, and must be a multiple of 8")
+    return layers, query_heads, kv_heads, head_size
 
 
 def report(results: list[BlockResult], *, seconds: float, device: Any = "cpu") -> dict[str, Any]:

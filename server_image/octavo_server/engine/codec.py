@@ -62,6 +62,29 @@ def decode(payload: bytes) -> Message:
         raise CodecError(f"not a message: {error}") from error
 
 
+def decode_slices(payload: bytes, most: int) -> Iterator[Message]:
+    """Like `decode`, with the outputs of a step in several messages of at most `most` each, and none where there are
+    none. Each is built when it is asked for, so that a step of thousands of requests need not be built in one go.
+    Raises CodecError as `decode` does, perhaps only at a later slice."""
+    try:
+        kind, *values = msgpack.unpackb(payload, raw=False, strict_map_key=False)
+        if kind != "Outputs":
+            yield _build(kind, values)
+            return
+        others, request_ids, tokens = values
+        if len(request_ids) != 2 * len(tokens) or len(tokens) % 4:
+            raise CodecError(f"{len(request_ids)} bytes of request ids for {len(tokens)} bytes of tokens")
+        for start in range(0, len(others), most):
+            yield _build(kind, [others[start : start + most], b"", b""])
+        for start in range(0, len(tokens) // 4, most):
+            stop = start + most
+            yield _build(kind, [(), request_ids[8 * start : 8 * stop], tokens[4 * start : 4 * stop]])
+    except CodecError:
+        raise
+    except Exception as error:
+        raise CodecError(f"not a message: {error}") from error
+
+
 def frame(payload: bytes) -> bytes:
     """A payload with its 4-byte big-endian length in front."""
     if len(payload) > MAX_FRAME_BYTES:

@@ -46,8 +46,18 @@ def describe_remote(origin: Origin, format: str) -> ModelSpec:
                 _copy_safetensors_header(origin, file, local)
             elif file.size_bytes <= _MAX_SMALL_FILE_BYTES and not file.name.endswith(("tokenizer.json", "vocab.json")):
                 local.write_bytes(read_range(origin, file, 0, file.size_bytes))
-        spec, _ = describe(target, format)
+        try:
+            spec, _ = describe(target, format)
+        except Refused as refused:
+            raise Refused(refused.reason, _at_the_source(refused.message, target, root, origin.location)) from None
         return replace(spec, size_bytes=size_bytes(origin.files))
+
+
+def _at_the_source(message: str, target: Path, root: Path, location: str) -> str:
+    """A finding about the copy here, told of the file that it was made of."""
+    if location.endswith(f"/{target.name}"):
+        message = message.replace(str(target), location)
+    return message.replace(str(root), location.rstrip("/"))
 
 
 def read_range(origin: Origin, file: RemoteFile, start: int, size: int) -> bytes:

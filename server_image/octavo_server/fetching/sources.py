@@ -65,18 +65,25 @@ def parse_location(location: str) -> Source:
     if scheme == "pvc":
         claim, _, inside = rest.partition("/")
         if not claim or ".." in Path(inside).parts:
-            raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {location}: write pvc://claim/path inside the claim")
+            what = "a path with '..' leaves the claim" if claim else "the claim's name is missing"
+            raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {location}: {what}; write pvc://claim/path")
         return LocalSource(MOUNT_ROOT / claim / inside)
     if scheme == "hf":
         parts = rest.strip("/").split("/")
         repository, inside = "/".join(parts[:2]), "/".join(parts[2:])
         if not _REPOSITORY.match(repository) or ".." in parts:
-            raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {location}: write hf://organisation/name")
+            what = f"{repository!r} is no repository: names of letters, digits and ._-, parted by one /"
+            what = "'..' is no step inside a repository" if ".." in parts else what
+            words = f"model {location}: {what}; write hf://organisation/name, or hf://organisation/name/file.gguf"
+            raise Refused(CheckReason.MODEL_NOT_FOUND, words)
         return HubSource(repository, inside)
     if scheme == "s3":
         bucket, _, key = rest.partition("/")
         if not _BUCKET.match(bucket) or ".." in key.split("/"):
-            raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {location}: write s3://bucket/key")
+            what = f"{bucket!r} is no bucket's name, which has 3 to 63 small letters, digits, . and - and begins and "
+            what += "ends with a letter or digit"
+            what = "'..' is no step inside a bucket" if _BUCKET.match(bucket) else what
+            raise Refused(CheckReason.MODEL_NOT_FOUND, f"model {location}: {what}; write s3://bucket/key")
         return S3Source(bucket, key)
     raise Refused(
         CheckReason.SCHEME_UNSUPPORTED,

@@ -92,4 +92,6 @@ class _Reader:
         if item in _SCALARS:
             code = _SCALARS[item]
             return list(struct.unpack(f"<{count}{code[1]}", self.take(count * struct.calcsize(code))))
+        if item == _ARRAY:
+            raise GgufError(f"{self._name} holds arrays of arrays in its metadata, which no model has: it is damaged")
         return [self.value(item) for _ in range(count)]

@@ -48,10 +48,9 @@ class GGUFFile:
         self.tensors: dict[str, TensorPlace] = {}
         try:
             self._read_header()
-        except (struct.error, UnicodeDecodeError, KeyError, OverflowError, MemoryError) as error:
-            raise ModelError(
-                "ModelUnreadable", f"model file {path}: damaged or cut off GGUF header ({error})"
-            ) from error
+        except (struct.error, ValueError, TypeError, KeyError, ArithmeticError, MemoryError, RecursionError) as error:
+            words = f"model file {path}: damaged or cut off GGUF header ({error}); fetch the file again"
+            raise ModelError("ModelUnreadable", words) from error
 
     def data(self, place: TensorPlace) -> npt.NDArray[np.uint8]:
         """The bytes of a tensor, uint8 `[rows…, bytes per row]`, a view of the map."""

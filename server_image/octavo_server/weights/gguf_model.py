@@ -115,28 +115,38 @@ def _spec(path: Path, file: GGUFFile) -> ModelSpec:
         return _read_spec(path, file, architecture, data)
     except KeyError as error:
         raise ModelError("ModelUnreadable", f"model file {path}: metadata {error.args[0]} is missing") from error
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ModelError("ModelUnreadable", f"model file {path}: metadata that means nothing: {error}") from error
+
+
+def _whole(data: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+    """A size of the metadata, at least 1. Raises KeyError or ValueError in words."""
+    value = data[name] if otherwise is None else data.get(name, otherwise)
+    if isinstance(value, str) or not 1 <= value < 2**31:
+        raise ValueError(f"{name} is {str(value)[:40]}, and must be a whole number from 1 to {2**31 - 1}")
+    return int(value)
 
 
 def _read_spec(path: Path, file: GGUFFile, architecture: str, data: Mapping[str, Any]) -> ModelSpec:
-    heads = int(data[f"{architecture}.attention.head_count"])
-    hidden = int(data[f"{architecture}.embedding_length"])
+    heads = _whole(data, f"{architecture}.attention.head_count")
+    hidden = _whole(data, f"{architecture}.embedding_length")
     head_size = int(data.get(f"{architecture}.attention.key_length", hidden // heads))
     rope_size = int(data.get(f"{architecture}.rope.dimension_count", head_size))
     if rope_size != head_size:
         raise unsupported(path.name, f"{architecture} (GGUF)", f"rotary size {rope_size}, head size {head_size}")
     if "token_embd.weight" not in file.tensors:
         raise ModelError("ModelUnreadable", f"model file {path}: tensor token_embd.weight is missing")
-    length = int(data[f"{architecture}.context_length"])
+    length = _whole(data, f"{architecture}.context_length")
     window = int(data.get(f"{architecture}.attention.sliding_window", 0))
     return ModelSpec(
         name=path.stem,
         format="GGUF",
         architecture=architecture,
-        layers=int(data[f"{architecture}.block_count"]),
+        layers=_layers(data, architecture, len(file.tensors)),
         hidden_size=hidden,
-        intermediate_size=int(data[f"{architecture}.feed_forward_length"]),
+        intermediate_size=_whole(data, f"{architecture}.feed_forward_length"),
         query_heads=heads,
-        kv_heads=int(data.get(f"{architecture}.attention.head_count_kv", heads)),
+        kv_heads=_whole(data, f"{architecture}.attention.head_count_kv", heads),
         head_size=head_size,
         vocabulary_size=file.tensors["token_embd.weight"].shape[0],
         max_length=min(length, window) if window else length,
@@ -149,6 +159,14 @@ def _read_spec(path: Path, file: GGUFFile, architecture: str, data: Mapping[str,
         ),
         stored_dtype=_FLOAT_TYPES.get(file.tensors["token_embd.weight"].kind, "BFloat16"),
     )
+
+
+def _layers(data: Mapping[str, Any], architecture: str, tensors: int) -> int:
+    name = f"{architecture}.block_count"
+    layers = _whole(data, name)
+    if layers > tensors:
+        raise ValueError(f"{name} is {layers}, and the file holds {tensors} tensors in all")
+    return layers
 
 
 def _rope(path: Path, file: GGUFFile, architecture: str, data: Mapping[str, Any]) -> RopeSpec:

@@ -151,8 +151,11 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ModelError says which file and why when it is none."""
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError("ModelUnreadable", f"model file {path}: {error}") from error
+    except OSError as error:
+        raise ModelError("ModelUnreadable", f"model file {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        words = f"model file {path}: damaged, no JSON ({error}); fetch the file again, or name another revision"
+        raise ModelError("ModelUnreadable", words) from error
     if not isinstance(value, dict):
         raise ModelError("ModelUnreadable", f"model file {path}: holds no JSON object")
     return value
@@ -190,11 +193,12 @@ def _header(path: Path) -> list[str]:
 def _spec(folder: Path, tensors: set[str], size_bytes: int) -> ModelSpec:
     config = read_json(folder / "config.json")
     names = config.get("architectures") or ["unknown"]
-    architecture = str(names[0])
+    architecture = str(names[0]) if isinstance(names, list) else str(names)
     if architecture not in _ARCHITECTURES:
         raise unsupported(folder.name, architecture)
     if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+        told = config["quantization_config"]
+        method = told.get("quant_method", "unknown") if isinstance(told, dict) else str(told)[:40]
         raise ModelError(
             "FormatUnsupported",
             f"model {folder.name}: quantization_config {method} is not supported; use unquantized weights or GGUF",
@@ -202,21 +206,21 @@ def _spec(folder: Path, tensors: set[str], size_bytes: int) -> ModelSpec:
     if config.get("hidden_act", "silu") != "silu":
         raise unsupported(folder.name, architecture, f"hidden_act {config['hidden_act']}")
     try:
-        heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
         tied = bool(config.get("tie_word_embeddings", False)) or "lm_head.weight" not in tensors
         return ModelSpec(
             name=folder.name,
             format="Safetensors",
             architecture=architecture,
-            layers=int(config["num_hidden_layers"]),
+            layers=_whole(config, "num_hidden_layers"),
             hidden_size=hidden,
-            intermediate_size=int(config["intermediate_size"]),
+            intermediate_size=_whole(config, "intermediate_size"),
             query_heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_size=int(config.get("head_dim") or hidden // heads),
-            vocabulary_size=int(config["vocab_size"]),
+            kv_heads=_whole(config, "num_key_value_heads", heads),
+            head_size=_whole(config, "head_dim", hidden // heads),
+            vocabulary_size=_whole(config, "vocab_size"),
             max_length=_max_length(config),
-            rms_epsilon=float(config["rms_norm_eps"]),
+            rms_epsilon=_epsilon(config),
             rope=_rope(folder.name, architecture, config),
             tied_embeddings=tied,
             size_bytes=size_bytes,
@@ -226,13 +230,46 @@ def _spec(folder: Path, tensors: set[str], size_bytes: int) -> ModelSpec:
         raise ModelError(
             "ModelUnreadable", f"model file {folder / 'config.json'}: {error.args[0]} is missing"
         ) from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ModelError("ModelUnreadable", f"model file {folder / 'config.json'}: {error}") from error
+
+
+_MOST = {
+    "num_hidden_layers": 10_000,
+    "num_attention_heads": 65_536,
+    "num_key_value_heads": 65_536,
+    "head_dim": 65_536,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**24,
+    "vocab_size": 2**26,
+    "max_position_embeddings": 2**31 - 1,
+}
+"""Far above every model: what is larger is damage, and would fill memory before weights are looked for."""
+
+
+def _whole(config: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+    """A size from config.json; `otherwise` where it is absent or null. Raises KeyError or ValueError in words."""
+    value = config[name] if otherwise is None else config.get(name)
+    if value is None and otherwise is not None:
+        return otherwise
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST[name]:
+        raise ValueError(f"{name} is {str(value)[:40]}, and must be a whole number from 1 to {_MOST[name]}")
+    return value
+
+
+def _epsilon(config: Mapping[str, Any]) -> float:
+    """What keeps a norm from dividing by zero."""
+    value = float(config["rms_norm_eps"])
+    if not 0 <= value <= 1:
+        raise ValueError(f"rms_norm_eps is {value}, and must be from 0 to 1")
+    return value
 
 
 def _max_length(config: Mapping[str, Any]) -> int:
     """Position limit; a sliding window narrows it, because inside the window full attention is the same."""
-    length = int(config["max_position_embeddings"])
+    length = _whole(config, "max_position_embeddings")
     parameters = _rope_parameters(config)
     kind, factor = _rope_kind(parameters), float(parameters.get("factor") or 1.0)
     if kind == "yarn":
