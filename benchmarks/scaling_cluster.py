@@ -32,6 +32,7 @@ from octavo_localcluster import Cluster, ClusterOptions
 from benchmarks.common import ROOT, Row, read_results, write_result
 from benchmarks.operator_process import NAMESPACE, run_program, wait_until
 from benchmarks.scaling_adapter import Adapter
+from benchmarks.scaling_prometheus import prometheus_adapter, registration, served
 from benchmarks.scaling_scenes import CLAIM, HPA, NAME, SCENES, SPACE, VOLUME, Phases, SceneOnCluster
 
 COMMAND = "python benchmarks/scaling_simulation.py, scaling_scrape.py, scaling_cluster.py SCENE"
@@ -92,8 +93,15 @@ def published(cluster: Cluster) -> float | None:
 
 
 @contextlib.contextmanager
-def scaled_by_hpa(cluster: Cluster) -> Iterator[None]:
+def scaled_by_hpa(cluster: Cluster, scene: SceneOnCluster) -> Iterator[None]:
     """An external-metrics API behind the API server, and an HPA that reads the operator's recommendation from it."""
+    if scene.adapter:
+        with prometheus_adapter(cluster) as port:
+            run_program(cluster, "kubectl", "apply", "-f", "-", stdin=yaml.safe_dump_all(registration(port)))
+            wait_until(lambda: served(cluster), "prometheus-adapter serves the recommendation", 180)
+            run_program(cluster, "kubectl", "apply", "-f", "-", stdin=yaml.safe_dump(HPA))
+            yield
+        return
 
     def value(_space: str, metric: str) -> float | None:
         return published(cluster) if metric == "octavo_desired_replicas" else None
@@ -245,7 +253,7 @@ def played(scene: SceneOnCluster) -> Seen:
         wait_until(lambda: available(cluster), "the service is available", 180)
         spec = json.loads(run_program(cluster, "kubectl", "get", "service", NAME, "-n", SPACE, "-o", "json"))["spec"]
         address = f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
-        with scaled_by_hpa(cluster) if scene.hpa else contextlib.nullcontext():
+        with scaled_by_hpa(cluster, scene) if scene.hpa else contextlib.nullcontext():
             seen = asyncio.run(drive(cluster, address, scene))
         print(json.dumps(service(cluster)["status"]["scaling"], indent=2))
         about = f"involvedObject.name={NAME}"

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from octavo_operator.scaling.policy import PolicySettings
 from octavo_operator.scaling.simulator.compare import Comparison
@@ -71,6 +72,22 @@ def frontier(found: Comparison, scene: Scene, slo: SLO) -> Frontier:
         ),
         tuple(point(_fixed(count), count) for count in FIXED),
         tuple(point(Planned("oracle", one), one(0.0)) for one in plans),
+    )  # fmt: skip
+
+
+def over_seeds(each: Sequence[Frontier]) -> Frontier:
+    """Means of each point over runs with several seeds."""
+
+    def mean(points: Iterable[Point]) -> Point:
+        hours, shares = zip(*points, strict=True)
+        return fmean(hours), fmean(shares)
+
+    def line(name: str) -> tuple[Point, ...]:
+        return tuple(mean(same) for same in zip(*(getattr(one, name) for one in each), strict=True))
+
+    own = mean([one.own for one in each])
+    return Frontier(
+        each[0].load, own, line("octavo"), line("others"), line("present"), line("fixed"), line("oracle")
     )  # fmt: skip
 
 

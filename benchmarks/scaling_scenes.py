@@ -36,6 +36,8 @@ class SceneOnCluster:
     """Seconds into the load after which the youngest pod alone is kept busy: the one that a ReplicaSet ends first."""
     hpa: bool = False
     """A HorizontalPodAutoscaler sets the count by what the operator publishes."""
+    adapter: bool = False
+    """It reads that through a real Prometheus and prometheus-adapter, not through our small stand-in."""
     real: bool = False
     """The real server with SmolLM2 instead of the paced one."""
 
@@ -128,6 +130,10 @@ SCENES: dict[str, SceneOnCluster] = {
         "cluster, the youngest pod busy", busy_youngest_after=75.0, phases=((20.0, 1.5), (60.0, 10.0), (125.0, 0.4)),
     ),
     "hpa": SceneOnCluster("cluster, a real HPA", hpa=True, phases=((20.0, 1.5), (100.0, 10.0), (150.0, 0.4))),
+    "prometheus-adapter": SceneOnCluster(
+        "cluster, a real HPA through prometheus-adapter", hpa=True, adapter=True,
+        phases=((20.0, 1.5), (120.0, 10.0), (180.0, 0.4)),
+    ),
     "real": SceneOnCluster(
         "cluster, the real server on a CPU", real=True, phases=((20.0, 0.3), (90.0, 2.5), (130.0, 0.1)), most=2,
         scaling={"minReplicas": 1, "maxReplicas": 3, "scaleDownSeconds": 15}, requested_cpu="200m",

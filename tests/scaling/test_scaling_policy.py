@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from octavo_operator.scaling.policy import (
 )
 from octavo_operator.scaling.policy.decide import wished
 from octavo_operator.scaling.policy.residency import Residency
+from octavo_operator.scaling.policy.trend import Past, slope
 from octavo_operator.scaling.window import Signals, Unknown
 
 CAPACITY = 10_000.0
@@ -307,13 +309,67 @@ def test_by_default_the_window_follows_from_how_long_a_replica_takes_to_start():
 def test_a_share_of_what_came_of_late_is_kept_and_goes_in_the_end():
     chosen = replace(PLAIN, scale_down_seconds=None, keep_share=0.5)
     pods = tuple(pod(number, startup_seconds=60.0) for number in range(4))
-    state = watched(peaks=((NOW - 1000, 5.9),))
+    state = watched(peaks=((NOW - 1000, 5.9),), rises=((NOW - 1000, 4.0),))
     answer = decide(Fleet(4, pods), state, chosen)
     assert (answer.desired, answer.reason) == (3, Reason.DEMAND_FELL)
     assert decide(Fleet(3, pods[:3]), state, chosen).desired == 3
     assert decide(Fleet(3, pods[:3]), state, chosen, NOW + 201).desired == 2
     waits_as_told = replace(chosen, scale_down_seconds=60.0)
     assert decide(Fleet(3, pods[:3]), state, waits_as_told).desired == 2
+    never_rose_fast = replace(state, rises=((NOW - 1000, 1.5),))
+    assert decide(Fleet(3, pods[:3]), never_rose_fast, chosen).desired == 2
+
+
+def saw(*loads: float, rate: float = 50.0) -> tuple[Past, ...]:
+    """One decision each 15 s, the last of them before this one."""
+    times = [NOW - 15 * (len(loads) - at) for at in range(len(loads))]
+    return tuple(Past(time, rate * load) for time, load in zip(times, loads, strict=True))
+
+
+def test_a_steady_climb_is_met_before_it_is_there():
+    chosen = replace(PLAIN, scale_down_seconds=None)
+    load = fleet(signals(1.5 * PER_REPLICA), signals(1.5 * PER_REPLICA))
+    climbed = watched(past=saw(*(0.125 * step for step in range(1, 25))))
+    assert decide(load, watched(), chosen).desired == 3
+    assert decide(load, climbed, chosen).desired == 4
+    # A jump tells nothing of what comes next.
+    jumped = watched(past=saw(*([0.5] * 12 + [3.0] * 12)))
+    assert decide(load, jumped, chosen).desired == 3
+
+
+def test_few_requests_make_no_trend():
+    climb = [1.0 + 0.02 * step for step in range(24)]
+    assert slope(saw(*climb, rate=50.0), 1.0) > 0
+    assert slope(saw(*climb, rate=0.2), 1.0) == 0
+    assert slope(saw(*[2.0] * 24), 1.0) == 0
+    assert slope(saw(*climb[:3]), 1.0) == 0
+
+
+def test_a_load_that_falls_steadily_is_followed_without_waiting():
+    chosen = replace(PLAIN, scale_down_seconds=None, keep_share=0.0)
+    load = fleet(*[signals(0.4 * PER_REPLICA)] * 5)
+    fell = [2.0 + 0.125 * step for step in reversed(range(24))]
+    recent = {"demands": ((NOW - 200, 4.6),)}
+    assert decide(load, State(watched_since=0.0, past=saw(*fell), **recent), chosen).desired == 4
+    assert decide(load, State(watched_since=0.0, **recent), chosen).desired == 5
+    waits_as_told = replace(chosen, scale_down_seconds=240.0)
+    assert decide(load, State(watched_since=0.0, past=saw(*fell), **recent), waits_as_told).desired == 5
+
+
+def test_what_a_pod_that_went_had_received_is_no_fall_and_its_place_no_climb():
+    chosen = replace(PLAIN, scale_down_seconds=None)
+    calm = watched(past=saw(*[2.0] * 24), lows=((NOW - 30, 2.0),))
+    one_went = replace(calm, counts=((NOW - 30, 3),))
+    load = fleet(signals(PER_REPLICA), signals(PER_REPLICA))
+    assert len(decide(load, calm, chosen).state.past) == len(calm.past) + 1
+    answer = decide(load, one_went, chosen)
+    assert (len(answer.state.past), answer.state.lows) == (len(calm.past), calm.lows)
+
+
+def test_a_gap_in_the_metrics_ends_the_trend():
+    climbed = watched(past=saw(*(0.1 * step for step in range(24))), lows=((NOW - 15, 1.0),))
+    state = decide(fleet(Unknown("gone")), climbed, replace(PLAIN, scale_down_seconds=None)).state
+    assert (state.past, state.lows) == ((), ())
 
 
 def test_a_load_that_came_back_and_queued_is_waited_for_the_next_time():
@@ -368,9 +424,11 @@ any_fleet = st.builds(
 )
 
 
-def remembered(peak: float, since: float, use: float | None, held: float | None) -> State:
+def remembered(peak: float, since: float, use: float | None, held: float | None, climb: float) -> State:
+    loads = [max(0.0, 3.0 + climb * (step - 12)) for step in range(24)]
+    past = {"past": saw(*loads), "peaks": ((NOW - 500, 2 * peak),), "rises": ((NOW - 500, peak),)}
     residency = Residency(NOW - 15, held, 1.0, 0.3, 0.09, held, 0.3 * held) if held else None
-    return watched(peak, since=since, uses={("type", "t1"): (use,)} if use else {}, residency=residency)
+    return watched(peak, since=since, uses={("type", "t1"): (use,)} if use else {}, residency=residency, **past)
 
 
 any_state = st.builds(
@@ -379,7 +437,9 @@ any_state = st.builds(
     st.sampled_from([NOW - 10, NOW - 1000]),
     st.sampled_from([None, 500.0, 3000.0]),
     st.one_of(st.none(), st.floats(1, 50_000)),
+    st.sampled_from([-0.2, 0.0, 0.2]),
 )
+windows = st.sampled_from([replace(PLAIN, scale_down_seconds=None), PLAIN])
 
 
 @given(any_fleet, any_state, st.integers(0, 3), st.integers(3, 9))
@@ -395,18 +455,18 @@ def test_every_count_is_bounded(a_fleet, state, low, high):
     assert answer.desired <= a_fleet.replicas + max(4, a_fleet.replicas)
 
 
-@given(any_fleet, any_state)
+@given(any_fleet, any_state, windows)
 @settings(max_examples=300, deadline=None)
-def test_never_down_with_missing_data(a_fleet, state):
+def test_never_down_with_missing_data(a_fleet, state, chosen):
     if a_fleet.unknown():
-        answer = decide(a_fleet, state)
+        answer = decide(a_fleet, state, chosen)
         # What no node was found for serves nobody: giving it up takes nothing away.
         assert answer.desired >= a_fleet.replicas - a_fleet.stuck(NOW, PLAIN.unschedulable_seconds)
 
 
-@given(any_fleet, any_state, st.integers(0, 5), st.floats(0, 1000), st.floats(0, 20), st.floats(0, 2000))
+@given(any_fleet, any_state, windows, st.integers(0, 5), st.floats(0, 1000), st.floats(0, 20), st.floats(0, 2000))
 @settings(max_examples=300, deadline=None)
-def test_more_demand_never_asks_for_fewer(a_fleet, state, which, more_arrivals, more_waiting, more_active):
+def test_more_demand_never_asks_for_fewer(a_fleet, state, chosen, which, more_arrivals, more_waiting, more_active):
     def calm(item: Pod) -> Pod:
         # What a queue teaches about capacity is another matter: here the same capacity meets more demand.
         return replace(item, seen=replace(item.seen, queued=False)) if isinstance(item.seen, Signals) else item
@@ -424,16 +484,33 @@ def test_more_demand_never_asks_for_fewer(a_fleet, state, which, more_arrivals, 
                 active_tokens=seen.active_tokens + more_active,
             ),
         )
-    less = decide(replace(a_fleet, pods=tuple(pods)), state)
-    more = decide(replace(a_fleet, pods=tuple(busier)), state)
+    less = decide(replace(a_fleet, pods=tuple(pods)), state, chosen)
+    more = decide(replace(a_fleet, pods=tuple(busier)), state, chosen)
     assert more.desired >= less.desired
 
 
-@given(any_fleet, any_state)
+@given(any_fleet, any_state, windows)
 @settings(max_examples=200, deadline=None)
-def test_a_decision_that_changes_nothing_is_the_same_when_taken_again(a_fleet, state):
-    first = decide(a_fleet, state)
+def test_a_decision_that_changes_nothing_is_the_same_when_taken_again(a_fleet, state, chosen):
+    first = decide(a_fleet, state, chosen)
     if first.desired == a_fleet.replicas and first.state.uses == state.uses:
-        again = decide(a_fleet, first.state)
+        again = decide(a_fleet, first.state, chosen)
         assert again.desired == first.desired
         assert again.state.changes == first.state.changes
+
+
+def test_the_worked_example_of_the_docs_is_what_the_policy_says():
+    page = Path(__file__).parents[2] / "docs" / "scaling.md"
+    residency = Residency(NOW - 15, level=13_500 / 1.64)
+    half = signals(
+        18_000,
+        capacity_tokens=38_000.0,
+        arrivals=135.0,
+        recent_arrivals=30.0,
+        recent_completions=None,
+        completions=None,
+    )
+    answer = decide(fleet(half, half), State(residency=residency), PolicySettings(1, 8))
+    assert (answer.desired, answer.reason) == (3, Reason.DEMAND_GREW)
+    assert answer.numbers.needed == pytest.approx(2.74, abs=0.01)
+    assert f"{answer.reason.value}: {answer.message}\n" in page.read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ from .fleet import Fleet
 from .learning import learn, startup_seconds
 from .settings import PolicySettings
 from .state import Change, Removal, State
+from .trend import Past, slope
 from .verdict import Numbers, Reason, Recommendation
 
 _ENDLESS = 1e6
@@ -38,7 +39,7 @@ def wished(needed: float, tolerance: float) -> int:
 def recommend(fleet: Fleet, state: State, settings: PolicySettings, now: float) -> Recommendation:
     """The count to have now, why, and the state for the next decision. `now`: seconds on the readings' clock."""
     state = learn(fleet, state, settings, now)
-    state, numbers = _kept(state, settings, demand(fleet, state, settings), now)
+    state, numbers = _kept(fleet, state, settings, demand(fleet, state, settings), now)
     state = _recurred(fleet, state, settings, numbers, now)
     state = _remember(fleet, state, settings, numbers, now)
     floor, sleepy = _floor(fleet, settings)
@@ -60,14 +61,55 @@ def recommend(fleet: Fleet, state: State, settings: PolicySettings, now: float) 
     return _conclude(fleet, state, settings, wish, numbers, now)
 
 
-def _kept(state: State, settings: PolicySettings, numbers: Numbers, now: float) -> tuple[State, Numbers]:
-    """Demand is at least a share of its largest value of late: to keep some replicas costs less than to lack all."""
-    if numbers.steady is None or numbers.needed is None or settings.scale_down_seconds is not None:
+def _kept(fleet: Fleet, state: State, settings: PolicySettings, numbers: Numbers, now: float) -> tuple[State, Numbers]:
+    """Demand is at least what its trend foretells, and a share of its largest value of late as far as it may come back.
+
+    To keep some replicas costs less than to lack all, but no load needs more than it ever rose by while replicas start.
+    """
+    steady = numbers.steady
+    if steady is None or numbers.needed is None:
+        return replace(state, lows=(), past=()), numbers
+    if settings.scale_down_seconds is not None:
         return state, numbers
-    span = min(settings.keep_most_seconds, settings.keep_startups * startup_seconds(state, settings))
-    kept = [item for item in state.peaks if now - item[0] <= span and item[1] > numbers.steady]
-    state = replace(state, peaks=(*kept, (now, numbers.steady)))
-    return state, replace(numbers, needed=max(numbers.needed, settings.keep_share * state.peaks[0][1]))
+    starts = startup_seconds(state, settings)
+    span = min(settings.keep_most_seconds, settings.keep_startups * starts)
+    state = replace(state, peaks=_largest(state.peaks, now, steady, span))
+    whole = _whole(fleet, state, now)
+    state = _risen(state, steady, now, starts + WINDOW_SECONDS, span, whole)
+    length = settings.trend_responses * (starts + WINDOW_SECONDS)
+    past = tuple(item for item in state.past if now - length <= item.time < now)
+    # Of what the decisions before this one saw: a single reading neither makes a trend nor ends it.
+    trend = slope(past, settings.trend_deviations) if past and now - past[0].time >= 0.6 * length else 0.0
+    # Half of the window passed since the middle of what it counts, and a replica asked for now starts.
+    expected = steady * (1.0 + max(0.0, trend) * (WINDOW_SECONDS / 2 + starts))
+    kept = min(settings.keep_share * state.peaks[0][1], expected + state.rises[0][1])
+    state = replace(state, past=(*past, Past(now, numbers.steady_arrivals)) if whole else past)
+    return state, replace(numbers, needed=max(numbers.needed, expected, kept), falling=trend < 0)
+
+
+def _whole(fleet: Fleet, state: State, now: float) -> bool:
+    """Whether the window shows the load as it is, and so what is more or less than before.
+
+    At first it fills, whatever the load does; when a pod goes, what that received is missing for a while.
+    """
+    filled = state.watched_since is not None and now - state.watched_since >= 1.5 * WINDOW_SECONDS
+    return filled and all(count <= fleet.replicas for time, count in state.counts if now - time <= WINDOW_SECONDS)
+
+
+def _largest(
+    known: tuple[tuple[float, float], ...], now: float, value: float, span: float
+) -> tuple[tuple[float, float], ...]:
+    """Each the largest value since its time, the first of them the largest of the span."""
+    return (*(item for item in known if now - item[0] <= span and item[1] > value), (now, value))
+
+
+def _risen(state: State, steady: float, now: float, response: float, span: float, whole: bool) -> State:
+    """Note by how much demand rose within the time that replicas take to answer."""
+    lows = tuple(item for item in state.lows if now - item[0] <= response)
+    if not whole:
+        return replace(state, lows=lows, rises=_largest(state.rises, now, 0.0, span))
+    lows = (*(item for item in lows if item[1] < steady), (now, steady))
+    return replace(state, lows=lows, rises=_largest(state.rises, now, steady - lows[0][1], span))
 
 
 def _floor(fleet: Fleet, settings: PolicySettings) -> tuple[int, bool]:
@@ -144,6 +186,9 @@ def _removal(
     watched = now - state.watched_since if state.watched_since is not None else 0.0
     wanted = _watch_seconds(state, settings, now)
     peak = max((item[1] for item in state.demands), default=0.0)
+    if numbers.falling:
+        # Each of `demands` is the largest since its time: the first of the last seconds is their largest.
+        peak = next((item[1] for item in state.demands if now - item[0] <= settings.falling_seconds), peak)
     if watched < wanted or peak > sufficient(present, state, settings, now):
         text = f"the last {min(watched, wanted):.0f} s needed up to {peak:.2f}; {told}"
         return _Wish(present, Reason.WATCHING if watched < wanted else Reason.SETTLED, text)

@@ -53,6 +53,7 @@ def demand(fleet: Fleet, state: State, settings: PolicySettings) -> Numbers:
         active_tokens=sum(seen.active_tokens for seen in everything),
         waiting=sum(seen.waiting for seen in everything),
         arrivals_per_second=arrival_rate(everything, settings),
+        steady_arrivals=steady_rate(everything),
         residency_token_seconds=residency,
         ready=fleet.ready,
         pending=fleet.pending,
@@ -99,6 +100,8 @@ class _Group:
             coming = self._settings.unlearned_seconds * steady_rate(self._seen)
             return active + (self._waiting + coming) * self._each(active)
         rate = arrival_rate(self._seen, self._settings) + self._waiting / self._settings.drain_backlog_seconds
+        chance = self._settings.active_deviations / math.sqrt(max(1.0, sum(item.running for item in self._seen)))
+        active *= max(0.0, 1.0 - chance)
         return max(self._as_it_shall(active, residency), rate * residency.at(self.shall))
 
     def by_throughput_now(self) -> float:

@@ -36,10 +36,20 @@ class PolicySettings:
     lull_margin: float = 1.25
     keep_share: float = 0.7
     """The replicas suffice for this share of the largest demand of late: what came once comes again, and part of the
-    way up is then gone already. Not where `scale_down_seconds` is set: that says how long to wait."""
+    way up is then gone already. No more than what is expected and the largest rise of late within the time that
+    replicas take to answer. Not where `scale_down_seconds` is set: that says how long to wait."""
     keep_startups: float = 20.0
     """Of late, in start-up times."""
     keep_most_seconds: float = 3600.0
+    trend_responses: float = 2.0
+    """From how long a past the trend is read, in times from a rise to the replicas for it."""
+    trend_deviations: float = 2.0
+    """By how many standard deviations of chance a trend is discounted."""
+    falling_seconds: float = 30.0
+    """The scale-down window while the load falls steadily."""
+    active_deviations: float = 1.4
+    """By how many of 1 ÷ √(running requests) what is held now is discounted: how many run is chance, and with their
+    lengths √2 as much. What the whole window held counts in full."""
     imbalance: float = 0.15
     """Room for uneven shares of the load, in roots of the replicas needed."""
     saturation_seconds: float = 10.0

@@ -8,6 +8,7 @@ from typing import Any
 
 from .fleet import Kind
 from .residency import Residency
+from .trend import Past
 
 VERSION = 1
 KEPT_USES = 10
@@ -57,6 +58,13 @@ class State:
     """(time, replicas needed), falling: each the largest since its time. Covers the scale-down window."""
     peaks: tuple[tuple[float, float], ...] = ()
     """The same over the longer time for which a share of the largest demand is kept."""
+    lows: tuple[tuple[float, float], ...] = ()
+    """(time, replicas needed), rising: each the smallest since its time. Covers the time that replicas take to answer.
+    """
+    rises: tuple[tuple[float, float], ...] = ()
+    """(time, rise of the demand above its smallest in that time), falling; over the time of `peaks`."""
+    past: tuple[Past, ...] = ()
+    """What the last decisions saw, for the trend."""
     watched_since: float | None = None
     """Since when demand was seen without a gap."""
     counts: tuple[tuple[float, int], ...] = ()

@@ -42,9 +42,13 @@ class Numbers:
     """The same without what is kept for the largest demand of late."""
     steady: float | None = None
     """The part of it that the whole window bears out: what removals are judged by."""
+    falling: bool = False
+    """Whether the load falls steadily."""
     active_tokens: float = 0.0
     waiting: float = 0.0
     arrivals_per_second: float = 0.0
+    steady_arrivals: float = 0.0
+    """Of the whole window."""
     residency_token_seconds: float | None = None
     ready: int = 0
     pending: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo_operator.scaling.policy import PolicySettings
 
@@ -56,7 +56,11 @@ def compare(load: Load, scene: Scene, slo: SLO, settings: PolicySettings, grid: 
         rest.append(figures(outcome, slo))
         serving[outcome.policy] = sorted(outcome.serving)
     least, outcome = oracle(load, scene, slo, own.in_slo)
-    serving[outcome.policy] = sorted(outcome.serving)
+    serving[least.policy] = sorted(outcome.serving)
+    for item in rest:
+        # Who knows the future knows as well what another would do.
+        if item.in_slo >= own.in_slo and item.gpu_hours < least.gpu_hours:
+            least, serving[least.policy] = replace(item, policy=least.policy), serving[item.policy]
     return Comparison(load, own, tuple(rest), least, serving)
 
 

@@ -86,7 +86,7 @@ class HPA:
         """It reads when it decides."""
 
     def decide(self, view: View) -> int:
-        """desired = ceil(pods · mean / target), 10 % tolerance; pods that start count as 0 when growing."""
+        """desired = ceil(pods · mean / target), 10 % tolerance; pods that start count as 0 or, shrinking, as full."""
         values = [self._measure(item.sample(view.now)) for item in view.serving]
         if not values:
             return max(self._least, view.replicas)
@@ -94,34 +94,38 @@ class HPA:
         wish = view.replicas
         if abs(ratio - 1.0) > 0.1:
             wish = math.ceil(ratio * len(values))
-            if ratio > 1.0 and view.starting:
+            if view.starting:
+                # Pods without metrics: nothing when growing, the target when shrinking.
                 count = len(values) + len(view.starting)
-                damped = sum(values) / count / self._target
-                wish = math.ceil(damped * count) if damped > 1.1 else view.replicas
+                assumed = 0.0 if ratio > 1.0 else self._target * len(view.starting)
+                damped = (sum(values) + assumed) / count / self._target
+                turned = (damped - 1.0) * (ratio - 1.0) < 0
+                wish = view.replicas if turned or abs(damped - 1.0) <= 0.1 else math.ceil(damped * count)
         wish = max(self._least, min(self._most, wish))
         return self._bounds.bounded(view.now, view.replicas, wish)
 
 
 class KEDA:
-    """ScaledObject on the sum of waiting requests: an external metric with an average value, polled every 30 s."""
+    """ScaledObject on the sum of waiting requests: an external metric with an average value, read at each decision.
+
+    KEDA's polling interval is for going to and from zero; in between an HPA asks it each time.
+    """
 
     idlest_goes = False
 
     def __init__(self, name: str, threshold: float, least: int, most: int) -> None:
         self.name, self._threshold, self._least, self._most = name, threshold, least, most
-        self._bounds, self._polled, self._value = _Stabilised(), -30.0, 0.0
+        self._bounds = _Stabilised()
 
     def read(self, view: View) -> None:
-        """Poll."""
-        if view.now - self._polled >= 30.0:
-            self._polled = view.now
-            self._value = float(sum(len(item.waiting) for item in view.serving) + view.waiting_in_front)
+        """It reads when it decides."""
 
     def decide(self, view: View) -> int:
         """desired = ceil(sum / threshold), 10 % tolerance."""
+        waiting = sum(len(item.waiting) for item in view.serving) + view.waiting_in_front
         wish = view.replicas
-        if abs(self._value / (self._threshold * max(1, view.replicas)) - 1.0) > 0.1:
-            wish = math.ceil(self._value / self._threshold)
+        if abs(waiting / (self._threshold * max(1, view.replicas)) - 1.0) > 0.1:
+            wish = math.ceil(waiting / self._threshold)
         wish = max(self._least, min(self._most, wish))
         return self._bounds.bounded(view.now, view.replicas, wish)
 
