@@ -48,9 +48,9 @@ def fleet_figures(tmp_path_factory):
     return value
 
 
-def test_a_fleet_of_eight_types_rests_and_a_relabelled_node_touches_only_its_types_services(fleet_figures):
+def test_a_fleet_of_eight_types_rests_and_a_changed_node_touches_only_its_types_services(fleet_figures):
     assert fleet_figures("writes in 4 s of rest") == 0
-    assert 0 < fleet_figures("services planned anew when one node is relabelled") <= 24 / TYPES
+    assert 0 < fleet_figures("services planned anew when one node gets a taint") <= 24 / TYPES
 
 
 def test_an_edit_is_applied_soon(fleet_figures):
